@@ -1,0 +1,6 @@
+//! Stub.
+
+/// Runs.
+pub fn main() -> std::process::ExitCode {
+    std::process::ExitCode::SUCCESS
+}

@@ -1,0 +1,291 @@
+//! The settings, checked: what the rest of the program reads. Nothing here is a string that still has to be parsed.
+//!
+//! Settings come in four layers, later ones winning: built-in, file, environment, flags. [`load`] puts them together and
+//! reports every mistake at once. One struct a section; each field says what it means, its unit and its default.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+use http::header::HeaderName;
+use secrecy::SecretString;
+
+pub mod statuses;
+pub mod store;
+
+pub use statuses::{StatusPolicy, Verdict};
+pub use store::StoreConfig;
+
+/// Everything that was set.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// Where clients connect. Default `127.0.0.1:8080`; port 0 takes a free one.
+    pub listen: SocketAddr,
+    /// How long a stop waits for running attempts before each is doubted as `drained`, or released. Default 25 s.
+    pub drain_timeout: Duration,
+    /// How long a stop goes on accepting after `/readyz` turned false. Default 0.
+    pub drain_delay: Duration,
+    /// Worker threads, each with a runtime of its own. Default: the CPUs of the cgroup, at most 4.
+    pub threads: usize,
+    /// What one process will hold at a time.
+    pub limits: Limits,
+    /// How it logs.
+    pub log: Log,
+    /// The operator's listener.
+    pub admin: Admin,
+    /// Where records are kept.
+    pub store: StoreConfig,
+    /// At least one, in the order of the file. Names are unique.
+    pub routes: Vec<Arc<Route>>,
+}
+
+/// Bounds on what one process holds at a time.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    /// Client connections; further ones wait in the listener's backlog. Default 16384.
+    pub connections: usize,
+    /// Attempts and plain requests that are being forwarded. Over it: 503 `overloaded`. Default 4096.
+    pub in_flight: usize,
+    /// Duplicates that wait for a running attempt. Over it: 503 `overloaded`. Default 16384.
+    pub waiting: usize,
+    /// Bytes of request and response bodies held in memory. Over it: 503 `overloaded`. Default 512 MiB.
+    pub buffered: usize,
+    /// Bytes of a request's line and header fields. Over it: 431. Default 64 KiB.
+    pub header_bytes: usize,
+    /// Until a request's head must be complete. Default 10 s.
+    pub header_timeout: Duration,
+    /// Until a keyed request's body must be complete. Over it: 408. Default 30 s.
+    pub body_timeout: Duration,
+    /// How long a client connection may be idle between requests. Default 60 s.
+    pub idle_timeout: Duration,
+}
+
+/// How the process logs.
+#[derive(Clone, Debug)]
+pub struct Log {
+    /// The least severe level that is written. Default `info`.
+    pub level: LogLevel,
+    /// Default `text`.
+    pub format: LogFormat,
+    /// Whether each request gets a line. Default false.
+    pub requests: bool,
+}
+
+/// Severity, most severe first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogLevel {
+    /// What needs a person.
+    Error,
+    /// What may come to need one.
+    Warn,
+    /// What an operator wants to read afterwards.
+    Info,
+    /// What helps to find a fault.
+    Debug,
+    /// Everything.
+    Trace,
+}
+
+/// How a log line looks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// The operator's listener.
+#[derive(Clone, Debug)]
+pub struct Admin {
+    /// Where it listens; `None` when switched off (`"off"`). Default `127.0.0.1:9090`. Anything but loopback needs a token.
+    pub listen: Option<SocketAddr>,
+    /// The bearer token of all calls but `/livez`, `/readyz` and `/metrics`. Default none.
+    pub token: Option<SecretString>,
+}
+
+/// One route: which requests it takes, where they go and how they are protected.
+#[derive(Clone, Debug)]
+pub struct Route {
+    /// Its name, in record ids, metrics and logs: 1–64 characters of `a-z 0-9 - _`.
+    pub name: Arc<str>,
+    /// The host it takes, lower-case without port; `None` is any. Default any.
+    pub host: Option<String>,
+    /// The path prefix it takes, by whole segments; begins with `/`. Default `/`.
+    pub path: String,
+    /// Whether the matched path is taken off before forwarding. Default false.
+    pub strip_prefix: bool,
+    /// Where requests go.
+    pub upstream: Upstream,
+    /// Methods that are protected.
+    pub methods: Vec<Method>,
+    /// Where the key is looked for, in order; the first source present decides.
+    pub key: Vec<KeySource>,
+    /// Whether a protected method without a key is refused (400) or passed through. Default false.
+    pub key_required: bool,
+    /// The longest key, in bytes. Default 255.
+    pub max_key_length: usize,
+    /// The request parts that separate callers.
+    pub scope: Vec<ScopePart>,
+    /// What makes two requests the same.
+    pub fingerprint: Fingerprint,
+    /// What a duplicate of a running attempt gets. Default wait.
+    pub on_duplicate: OnDuplicate,
+    /// How long a duplicate waits. Default 30 s.
+    pub wait_timeout: Duration,
+    /// What each status of the upstream means.
+    pub statuses: StatusPolicy,
+    /// What a duplicate of an unknown record does. Default hold.
+    pub on_unknown: OnUnknown,
+    /// How long a completed record is kept. Default 24 h.
+    pub retention: Duration,
+    /// The age at which an unknown record lapses; `None` is never, the default.
+    pub unknown_retention: Option<Duration>,
+    /// How long the caller waits. Default 30 s.
+    pub timeout: Duration,
+    /// How long the proxy listens for a late answer. Default 5 min.
+    pub abandon_after: Duration,
+    /// How long a claim is believed alive; renewed every third of it. Default 10 s.
+    pub lease: Duration,
+    /// The largest body of a keyed request, in bytes. Over it: 413. Default 8 MiB.
+    pub max_request_body: usize,
+    /// The largest response body that is kept, in bytes; larger ones pass on whole. Default 1 MiB.
+    pub max_response_body: usize,
+    /// What happens to keyed requests while the store cannot be reached. Default reject.
+    pub on_store_error: OnStoreError,
+    /// Fields that are recorded although they are by default not: `set-cookie` and the like. Default none.
+    pub keep_headers: Vec<HeaderName>,
+    /// What the upstream sees of the key. Default the same.
+    pub forward_key: ForwardKey,
+    /// Whether the upstream sees the client's `Host`. Default true.
+    pub preserve_host: bool,
+    /// What happens to `Forwarded` and `X-Forwarded-*`. Default append.
+    pub forwarded: Forwarded,
+    /// Until a connection to the upstream must stand, TLS included. Default 5 s.
+    pub connect_timeout: Duration,
+    /// How long a connection to the upstream is kept unused. Default 4 s: below the 5 s of common servers.
+    pub idle_timeout: Duration,
+}
+
+/// Where a route's requests go: `http://host[:port]` or `https://host[:port]`, without a path.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Upstream {
+    /// Whether it speaks TLS.
+    pub tls: bool,
+    /// A DNS name or an IP address (v6 without brackets).
+    pub host: String,
+    /// The port, 80 or 443 if none was given.
+    pub port: u16,
+    /// A file of PEM certificates to trust instead of the system's. Only with TLS.
+    pub ca_file: Option<PathBuf>,
+}
+
+impl Upstream {
+    /// `host[:port]` as it stands in a `Host` field: without the scheme's default port, IPv6 in brackets.
+    pub fn authority(&self) -> String {
+        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
+        let default = if self.tls { 443 } else { 80 };
+        if self.port == default { host } else { format!("{host}:{}", self.port) }
+    }
+}
+
+/// Where a key is looked for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum KeySource {
+    /// A header field. Only here may a key be quoted.
+    Header(HeaderName),
+    /// A parameter of the query, percent-decoded.
+    Query(String),
+    /// A string or number in a JSON body, by JSON pointer (RFC 6901).
+    Json(String),
+    /// The request itself: its fingerprint is its key.
+    Fingerprint,
+    /// Several parts that make one key together; all must be there.
+    Joined(Vec<KeySource>),
+}
+
+/// A request part that separates callers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ScopePart {
+    /// A header field, all its lines; missing is not empty.
+    Header(HeaderName),
+    /// A parameter of the query.
+    Query(String),
+    /// A constant. Not to be written in a file: the command line's route has its upstream's authority here.
+    Constant(String),
+}
+
+/// What makes two requests the same, besides method, path and query.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// How the body counts. Default `bytes`.
+    pub body: BodyMode,
+    /// Header fields that count. Default none.
+    pub headers: Vec<HeaderName>,
+    /// JSON pointers to members that do not count; with [`BodyMode::Json`] only. Default none.
+    pub ignore: Vec<String>,
+}
+
+/// How a body counts in the fingerprint.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BodyMode {
+    /// Byte by byte.
+    Bytes,
+    /// As JSON: member order and white space do not count, number text does, duplicate members are refused.
+    Json,
+    /// As `application/x-www-form-urlencoded`: the order of different names does not count.
+    Form,
+    /// As `multipart/form-data`: the boundary does not count.
+    Multipart,
+    /// Not at all.
+    Ignore,
+}
+
+/// What a duplicate of a running attempt gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnDuplicate {
+    /// The attempt's answer, after waiting for it.
+    Wait,
+    /// 409 at once.
+    Reject,
+}
+
+/// What a duplicate of an unknown record does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnUnknown {
+    /// It is told so; a person decides.
+    Hold,
+    /// It is forwarded: the upstream honours the key itself.
+    Resend,
+}
+
+/// What happens to keyed requests while the store cannot be reached.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OnStoreError {
+    /// 503.
+    Reject,
+    /// They are forwarded without protection, marked and counted.
+    Forward,
+}
+
+/// What the upstream sees of the key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ForwardKey {
+    /// The field as it came.
+    Same,
+    /// Nothing.
+    None,
+    /// The key under another name.
+    Renamed(HeaderName),
+}
+
+/// What happens to `Forwarded` and `X-Forwarded-For`, `-Proto`, `-Host`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Forwarded {
+    /// This hop is appended.
+    Append,
+    /// They are taken off.
+    Drop,
+}

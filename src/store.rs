@@ -1,0 +1,198 @@
+//! The store's contract: what every back-end promises, in terms of claims and records.
+//!
+//! **Atomic.** Each operation is one step for all processes that share the store. What it does is defined by the rule
+//! of the same name in [`crate::record`]; a back-end adds nothing to it.
+//!
+//! **Clock.** Leases and retention are measured by the store's clock alone, never by the caller's.
+//!
+//! **Lost replies.** An error does not say that nothing happened ([`StoreError::may_have_run`]). Every operation may be
+//! repeated with the same token and then answers as the first time did or would have; a back-end repeats it itself
+//! within `store.timeout`.
+//!
+//! **Order.** The operations of one attempt (one token) never overlap; the caller sees to that.
+//!
+//! **Expiry.** Reading an expired record finds it absent, whether or not memory was freed. Open records never expire
+//! except by `unknown_retention`. A back-end's sweep turns lapsed claims into unknown and keeps the gauge
+//! `onceproxy_records_open`.
+//!
+//! **Cancellation.** Dropping a returned future does not undo the operation; it may still happen.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::record::{
+    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
+    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Token,
+};
+
+pub mod codec;
+
+/// The answer of a store operation, some time.
+pub type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
+
+/// One handle on a store. Handles are cheap to share within a core; each core takes its own by [`Store::for_core`].
+pub trait Store: Send + Sync {
+    /// A handle for another core, so that connections are not shared between cores. Opened on first use.
+    fn for_core(&self) -> Arc<dyn Store>;
+
+    /// See [`crate::record::claim`].
+    fn claim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ClaimReply>;
+
+    /// See [`crate::record::look`]. Changes nothing but a lapsed claim.
+    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply>;
+
+    /// See [`crate::record::renew`].
+    fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply>;
+
+    /// See [`crate::record::complete`]. A store too full for the body records the response without it.
+    fn complete<'a>(
+        &'a self,
+        claim: &'a Claim,
+        response: &'a Response,
+        retention: Duration,
+    ) -> Answer<'a, CompleteReply>;
+
+    /// See [`crate::record::release`].
+    fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply>;
+
+    /// See [`crate::record::doubt`].
+    fn doubt<'a>(&'a self, claim: &'a Claim, reason: Reason, response: Option<&'a Response>) -> Answer<'a, DoubtReply>;
+
+    /// See [`crate::record::resolve`].
+    fn resolve<'a>(
+        &'a self,
+        id: &'a RecordId,
+        token: Token,
+        finding: &'a Finding,
+        force: bool,
+    ) -> Answer<'a, ResolveReply>;
+
+    /// See [`crate::record::forget`].
+    fn forget<'a>(&'a self, id: &'a RecordId, token: Token, force: bool) -> Answer<'a, ForgetReply>;
+
+    /// The record as an operator sees it: a lapsed claim is shown as unknown.
+    fn get<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Option<Record>>;
+
+    /// Open records (claimed, unknown) from an index, never by scanning everything; oldest first within the index.
+    fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page>;
+
+    /// Begins to watch a record, before the look that decides to wait.
+    fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>>;
+
+    /// Whether the store can keep the promise at this moment, as last seen; never waits.
+    fn ready(&self) -> Result<(), NotReady>;
+}
+
+/// One watcher of one record.
+pub trait Watch: Send {
+    /// Returns when the record may have changed since this was made or last returned. The caller bounds the wait: a
+    /// store also wakes its watchers from time to time, in case a message was lost.
+    fn changed(&mut self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>>;
+}
+
+/// Why a store cannot be relied on now, in words for `/readyz` and for the log.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct NotReady(pub String);
+
+/// Which open records an operator wants.
+#[derive(Clone, Debug, Default)]
+pub struct Query {
+    /// Only claimed or only unknown ones.
+    pub state: Option<OpenState>,
+    /// Only those of the route with this name.
+    pub route: Option<String>,
+    /// At most this many; the store may return fewer together with a cursor.
+    pub limit: usize,
+    /// Where the last page ended.
+    pub cursor: Option<String>,
+}
+
+/// The states of open records.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum OpenState {
+    /// Owned by an attempt.
+    Claimed,
+    /// Held, because nobody can tell.
+    Unknown,
+}
+
+/// One page of open records.
+#[derive(Clone, Debug, Default)]
+pub struct Page {
+    /// The records, with their ids.
+    pub records: Vec<(RecordId, Record)>,
+    /// Where to go on, `None` at the end.
+    pub cursor: Option<String>,
+}
+
+/// How a store operation failed.
+#[derive(Debug, thiserror::Error)]
+#[error("{kind}: {message}")]
+pub struct StoreError {
+    /// What kind of failure it was.
+    pub kind: StoreErrorKind,
+    /// Whether the operation may have happened all the same.
+    pub may_have_run: bool,
+    /// A plain sentence.
+    pub message: String,
+    /// What the driver said.
+    #[source]
+    pub source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl StoreError {
+    /// An error without a driver's error behind it.
+    pub fn new(kind: StoreErrorKind, may_have_run: bool, message: impl Into<String>) -> StoreError {
+        StoreError { kind, may_have_run, message: message.into(), source: None }
+    }
+
+    /// The same error with what caused it.
+    pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
+        self.source = Some(source.into());
+        self
+    }
+}
+
+/// The kinds of store failures: the label `kind` of `onceproxy_store_errors_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum StoreErrorKind {
+    /// No connection, or it broke; or the folder is held by another process.
+    Unreachable,
+    /// No answer within `store.timeout`.
+    TimedOut,
+    /// The store answered, and refused: full, read-only, not permitted, an eviction policy that forgets claims.
+    Refused,
+    /// A stored record cannot be read: damaged, or written by a newer version.
+    Unreadable,
+    /// The store failed in a way after which it cannot be trusted (a commit that failed).
+    Broken,
+}
+
+impl StoreErrorKind {
+    /// Every kind.
+    pub const ALL: [StoreErrorKind; 5] = [
+        StoreErrorKind::Unreachable,
+        StoreErrorKind::TimedOut,
+        StoreErrorKind::Refused,
+        StoreErrorKind::Unreadable,
+        StoreErrorKind::Broken,
+    ];
+
+    /// The word in metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            StoreErrorKind::Unreachable => "unreachable",
+            StoreErrorKind::TimedOut => "timed-out",
+            StoreErrorKind::Refused => "refused",
+            StoreErrorKind::Unreadable => "unreadable",
+            StoreErrorKind::Broken => "broken",
+        }
+    }
+}
+
+impl std::fmt::Display for StoreErrorKind {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
