@@ -20,12 +20,59 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::config::store::{Backend, StoreConfig};
+use crate::metrics::Metrics;
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
     RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Token,
 };
 
 pub mod codec;
+
+mod disk;
+mod memory;
+mod redis;
+
+/// An opened back-end: a handle, and the work it needs done beside the requests.
+pub struct Opened {
+    /// The first handle.
+    pub store: Arc<dyn Store>,
+    /// The sweep, the subscription and the attempts to reach the store. It runs, on any runtime, until it is dropped.
+    pub background: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
+}
+
+/// Settings with which a store can never be opened: a certificate file that is not there, say.
+///
+/// A store that cannot be *reached* is not an error here: it is not [ready](Store::ready), and goes on trying.
+#[derive(Debug, thiserror::Error)]
+#[error("{message}")]
+pub struct OpenError {
+    message: String,
+    #[source]
+    source: Option<Box<dyn std::error::Error + Send + Sync>>,
+}
+
+impl OpenError {
+    /// An error that says what is wrong and what would be right.
+    pub fn new(message: impl Into<String>) -> OpenError {
+        OpenError { message: message.into(), source: None }
+    }
+
+    /// The same error with what caused it.
+    pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> OpenError {
+        self.source = Some(source.into());
+        self
+    }
+}
+
+/// Opens the back-end that the settings name, and says loudly when records will not survive a restart.
+pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
+    match &config.backend {
+        Backend::Memory => memory::open(config, metrics),
+        Backend::Disk { .. } => disk::open(config, metrics),
+        Backend::Redis(_) => redis::open(config, metrics),
+    }
+}
 
 /// The answer of a store operation, some time.
 pub type Answer<'a, T> = std::pin::Pin<Box<dyn Future<Output = Result<T, StoreError>> + Send + 'a>>;
