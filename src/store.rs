@@ -32,6 +32,7 @@ pub mod codec;
 mod disk;
 mod memory;
 mod redis;
+mod watchers;
 
 /// An opened back-end: a handle, and the work it needs done beside the requests.
 pub struct Opened {
