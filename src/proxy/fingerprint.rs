@@ -8,7 +8,8 @@ mod form;
 mod json;
 mod multipart;
 
-use http::header::HeaderName;
+use http::HeaderMap;
+use http::header::{CONTENT_TYPE, HeaderName};
 use http::request::Parts;
 
 use super::key::JsonFault;
@@ -95,6 +96,13 @@ impl Policy {
         }
         Ok(())
     }
+}
+
+/// The value of the one `Content-Type` line; with two of them nobody can say what the body is.
+fn content_type(headers: &HeaderMap) -> Option<&[u8]> {
+    let mut lines = headers.get_all(CONTENT_TYPE).iter();
+    let only = lines.next()?;
+    lines.next().is_none().then(|| only.as_bytes())
 }
 
 /// Format version and settings, hashed.

@@ -45,6 +45,8 @@ fn hex(digit: u8) -> Option<u8> {
 /// One `name=value`, or a lone `name`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Pair<'a> {
+    /// Where it begins in the text.
+    pub(crate) at: usize,
     /// What stands before the first `=`.
     pub(crate) name: Encoded<'a>,
     /// What stands behind it; `None` without a `=`.
@@ -53,11 +55,15 @@ pub(crate) struct Pair<'a> {
 
 /// The pairs of a text, in their order; empty ones (`&&`) are left out.
 pub(crate) fn pairs(text: &[u8]) -> impl Iterator<Item = Pair<'_>> {
-    text.split(|byte| *byte == b'&').filter(|pair| !pair.is_empty()).map(|pair| {
-        match pair.iter().position(|byte| *byte == b'=') {
-            Some(at) => Pair { name: Encoded(&pair[..at]), value: Some(Encoded(&pair[at + 1..])) },
-            None => Pair { name: Encoded(pair), value: None },
-        }
+    let mut next = 0;
+    let pieces = text.split(|byte| *byte == b'&').map(move |piece| {
+        let at = next;
+        next += piece.len() + 1;
+        (at, piece)
+    });
+    pieces.filter(|(_, piece)| !piece.is_empty()).map(|(at, piece)| match piece.iter().position(|byte| *byte == b'=') {
+        Some(equals) => Pair { at, name: Encoded(&piece[..equals]), value: Some(Encoded(&piece[equals + 1..])) },
+        None => Pair { at, name: Encoded(piece), value: None },
     })
 }
 

@@ -83,21 +83,26 @@ pub(super) fn in_whole(source: &KeySource, whole: &Whole<'_>, max_length: usize)
 fn head_part(source: &KeySource, head: &Parts, max_length: usize) -> Result<Option<Key>, InvalidKey> {
     let key = match source {
         KeySource::Header(name) => {
-            let mut lines = head.headers.get_all(name).iter();
-            only(lines.next(), lines.next()).map(|line| line.map(|line| header::parse(line.as_bytes(), max_length)))
+            only(head.headers.get_all(name).iter(), |line| header::parse(line.as_bytes(), max_length))
         }
         KeySource::Query(name) => {
-            let mut values = pairs::parameter(head.uri.query().unwrap_or_default(), name);
-            only(values.next(), values.next()).map(|value| value.map(|value| parameter(value, max_length)))
+            only(pairs::parameter(head.uri.query().unwrap_or_default(), name), |value| parameter(value, max_length))
         }
         KeySource::Json(_) | KeySource::Fingerprint | KeySource::Joined(_) => Ok(None),
     };
-    key.and_then(Option::transpose).map_err(|wrong| InvalidKey::new(source, wrong))
+    key.map_err(|wrong| InvalidKey::new(source, wrong))
 }
 
-/// The one of its kind, if there is one.
-fn only<T>(first: Option<T>, second: Option<T>) -> Result<Option<T>, Malformed> {
-    if second.is_some() { Err(Malformed::Repeated) } else { Ok(first) }
+/// Reads the one of its kind, if there is one.
+fn only<T>(
+    mut all: impl Iterator<Item = T>,
+    read: impl Fn(T) -> Result<Key, Malformed>,
+) -> Result<Option<Key>, Malformed> {
+    match (all.next(), all.next()) {
+        (None, _) => Ok(None),
+        (Some(only), None) => read(only).map(Some),
+        (Some(_), Some(_)) => Err(Malformed::Repeated),
+    }
 }
 
 fn parameter(value: pairs::Encoded<'_>, max_length: usize) -> Result<Key, Malformed> {
