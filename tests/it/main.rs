@@ -9,6 +9,8 @@
 #[macro_use]
 mod support;
 
+mod contract;
+
 mod claiming;
 mod crash;
 mod keys;
