@@ -1,3 +1,4 @@
 //! Everything that crosses a socket, a process or the public API, in one binary.
 
 mod contract;
+mod disk;
