@@ -1,1 +1,4 @@
-fn main() {}
+//! Everything that crosses a socket, a process or the public API, in one binary.
+
+mod contract;
+mod disk;
