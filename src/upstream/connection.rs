@@ -18,8 +18,8 @@ use super::body::{BoxError, RequestBody, ResponseBody};
 use super::idle::Idle;
 use super::wire::Gauge;
 
-/// A connection unused for longer is looked at once more before it is written to. Shorter than that it is not worth
-/// the system call.
+/// A connection unused for longer is looked at once more before it is written to, as is a fresh one, which a busy
+/// upstream may have closed at once. Within less it is not worth the system call.
 const LOOK_AFTER: Duration = Duration::from_millis(1);
 
 /// A connection's two halves: the task that reads and writes, and the handle that gives it requests.
@@ -104,22 +104,22 @@ pub struct AmbiguousResponse(&'static str);
 pub struct Connection {
     link: Link,
     shared: Arc<Shared>,
-    reused: bool,
-    free_since: Instant,
+    /// Since when it has waited, if it has carried a request before.
+    idle_since: Option<Instant>,
 }
 
 impl Connection {
     pub(super) fn fresh(link: Link, shared: Arc<Shared>) -> Connection {
-        Connection { link, shared, reused: false, free_since: Instant::now() }
+        Connection { link, shared, idle_since: None }
     }
 
     pub(super) fn reused(idle: Idle, shared: Arc<Shared>) -> Connection {
-        Connection { link: idle.link, shared, reused: true, free_since: idle.since }
+        Connection { link: idle.link, shared, idle_since: Some(idle.since) }
     }
 
     /// Whether it has carried a request before, so that the upstream may be about to close it.
     pub fn is_reused(&self) -> bool {
-        self.reused
+        self.idle_since.is_some()
     }
 
     /// Sends one request, exactly once, and waits for the head of its response. Interim responses are passed over,
@@ -129,12 +129,12 @@ impl Connection {
     /// counts as one upstream send, also one that is handed back. Dropping the future, or the body that it returns,
     /// closes the connection; the request may have run then.
     pub async fn send(self, mut request: Request<RequestBody>) -> Result<Response<ResponseBody>, SendError> {
-        let Connection { mut link, shared, free_since, .. } = self;
+        let Connection { mut link, shared, idle_since } = self;
         *request.version_mut() = Version::HTTP_11;
         if let Err(source) = link.ready().await {
             return Err(SendError::NotSent { request: Some(Box::new(request)), source });
         }
-        if free_since.elapsed() >= LOOK_AFTER {
+        if idle_since.is_none_or(|since| since.elapsed() >= LOOK_AFTER) {
             link.gauge.look_before_writing();
         }
         let method = request.method().clone();

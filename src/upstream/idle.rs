@@ -92,6 +92,12 @@ impl IdleList {
         next
     }
 
+    /// Whether one waits that is not known to be closed.
+    #[cfg(test)]
+    pub(super) fn has_ready(&self) -> bool {
+        self.lock().waiting.iter().any(|idle| idle.link.is_ready())
+    }
+
     fn lock(&self) -> MutexGuard<'_, Stack> {
         // No code that holds it can leave it half changed.
         self.stack.lock().unwrap_or_else(PoisonError::into_inner)
