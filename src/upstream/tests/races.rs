@@ -93,6 +93,7 @@ async fn stale_connections_lose_and_repeat_nothing() {
             if n % 2 == 0 {
                 tokio::task::yield_now().await;
             }
+            std::thread::yield_now();
         }
     }
     drop(pool);
