@@ -92,9 +92,7 @@ async fn close_that_the_runtime_has_not_seen_is_handed_back() {
             closed.send(()).unwrap();
         });
         assert_eq!(text(send(&pool, post("/", "")).await.unwrap()).await, "ok");
-        // Old enough to be looked at.
         let connection = pool.checkout().await.unwrap();
-        tokio::time::sleep(Duration::from_millis(2)).await;
         close.send(()).unwrap();
         // Blocks this thread, and so the runtime.
         wait_closed.recv().unwrap();

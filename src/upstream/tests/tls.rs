@@ -170,7 +170,6 @@ async fn close_notify_that_the_runtime_has_not_seen_is_handed_back() {
     let (response, stream) = tokio::join!(send(&pool, post("/", "")), peer.answer_one(OK));
     assert_eq!(text(response.unwrap()).await, "ok");
     let connection = pool.checkout().await.unwrap();
-    tokio::time::sleep(Duration::from_millis(2)).await;
     // Another thread closes while this one, and so the runtime, stands still.
     std::thread::scope(|scope| {
         scope.spawn(|| {
