@@ -138,7 +138,7 @@ fn spawn<S, F, B>(
         let turn = exchange.begin();
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
         let called = verdict.map(|()| service(request, peer));
-        let drain = drain.clone();
+        let (drain, exchange) = (drain.clone(), exchange.clone());
         async move {
             let mut response = match called {
                 Ok(running) => running.await.map(|body| Answer::of(body, turn)),
@@ -147,6 +147,11 @@ fn spawn<S, F, B>(
                     Answer::refusal(fault, turn)
                 }
             };
+            if exchange.is_receiving() {
+                // Lets hyper see first whether the service has dropped the body. If so, the connection cannot be used
+                // again, and the answer should say it: clients stop sending then.
+                tokio::task::yield_now().await;
+            }
             if drain.has_begun() {
                 answer::close(&mut response);
             }
@@ -182,7 +187,7 @@ where
     poll_fn(|cx| {
         // The waker of a task stays the same, so that once is enough.
         wake.get_or_insert_with(|| drain.wake(cx.waker()));
-        if !told && drain.has_begun() && exchange.is_answering() {
+        if !told && drain.has_begun() && (exchange.is_answering() || exchange.is_stalled()) {
             told = true;
             connection.as_mut().graceful_shutdown();
         }

@@ -73,7 +73,7 @@ impl OpenError {
 pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
     let opened = match &config.backend {
         Backend::Memory => memory::open(metrics),
-        Backend::Disk { .. } => disk::open(config, metrics)?,
+        Backend::Disk { dir } => disk::open(dir, config.timeout, metrics),
         Backend::Redis(_) => redis::open(config, metrics)?,
     };
     Ok(Opened { store: measured::measured(opened.store, metrics), ..opened })

@@ -73,7 +73,7 @@ impl Pool {
     /// An error means that nothing was sent.
     pub async fn checkout(&self) -> Result<Connection, ConnectError> {
         match self.shared.idle.take() {
-            Some(idle) => Ok(Connection::reused(idle, self.shared.clone())),
+            Some(link) => Ok(Connection::reused(link, self.shared.clone())),
             None => self.connect().await,
         }
     }

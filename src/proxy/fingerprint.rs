@@ -123,3 +123,6 @@ fn id(body: BodyMode, headers: &[HeaderName], ignore: &[String]) -> [u8; 4] {
     let digest = transcript.finish();
     std::array::from_fn(|at| digest[at])
 }
+
+#[cfg(test)]
+mod tests;

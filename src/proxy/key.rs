@@ -158,3 +158,6 @@ fn find_header<'a>(source: &'a KeySource, named: &impl Fn(&HeaderName) -> bool) 
         KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => None,
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -15,6 +15,10 @@ pub(super) struct Exchange {
     answering: AtomicBool,
     /// Requests given to the service. hyper gives them in the order of their heads.
     requests: AtomicU64,
+    /// Whether the client is not taking what is written.
+    stalled: AtomicBool,
+    /// Whether a body has begun to arrive and has not ended.
+    receiving: AtomicBool,
     /// The first request whose head is at fault. Nothing behind it is trusted.
     fault: OnceLock<(u64, HeadFault)>,
 }
@@ -23,6 +27,26 @@ impl Exchange {
     /// Whether a request is being answered.
     pub(super) fn is_answering(&self) -> bool {
         self.answering.load(Ordering::Relaxed)
+    }
+
+    /// Whether part of an answer waits for the client to take it. The service may be done with it already.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether writing waits for the client.
+    pub(super) fn set_stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::Relaxed);
+    }
+
+    /// Whether there is more to come of a request's body.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.receiving.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether there is more to come of a request's body.
+    pub(super) fn set_receiving(&self, receiving: bool) {
+        self.receiving.store(receiving, Ordering::Relaxed);
     }
 
     /// Notes that the head of the request with this number, counted from 0, is at fault.

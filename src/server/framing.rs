@@ -69,6 +69,11 @@ impl Follower {
         matches!(self.part, Part::RequestLine | Part::Fields)
     }
 
+    /// Whether a head is complete and the body behind it is not.
+    pub(super) fn is_in_body(&self) -> bool {
+        !self.is_between() && !self.is_in_head()
+    }
+
     /// Heads that were completed.
     pub(super) fn heads(&self) -> u64 {
         self.heads
@@ -254,7 +259,7 @@ mod tests {
     fn tells_the_middle_of_a_head_from_the_middle_of_a_body() {
         assert!(after_head(b"X: 1").0.is_in_head());
         let (follower, _) = after_head(b"Content-Length: 2\r\n\r\nx");
-        assert!(!follower.is_in_head() && !follower.is_between());
+        assert!(follower.is_in_body());
     }
 
     #[test]

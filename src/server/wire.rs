@@ -43,8 +43,6 @@ pub(super) struct Wire {
     /// When the present wait began: accepted, a head begun, a byte of an answer taken.
     since: Instant,
     alarm: Pin<Box<Sleep>>,
-    /// Whether the client is not taking what is written.
-    stalled: bool,
     /// Whether the framing of a body was found broken. Nothing more is read.
     broken: bool,
     /// Bytes that may still be read and thrown away, once the writing side is closed.
@@ -63,7 +61,6 @@ impl Wire {
             idle_timeout: limits.idle_timeout,
             since: now,
             alarm: Box::pin(sleep_until(now + limits.header_timeout.min(limits.idle_timeout))),
-            stalled: false,
             broken: false,
             linger: None,
         }
@@ -73,7 +70,9 @@ impl Wire {
     fn arrived(&mut self, buffer: &mut ReadBuf<'_>, before: usize) -> io::Result<()> {
         let bytes = &buffer.filled()[before..];
         let (had_begun, heads) = (self.follower.is_in_head(), self.follower.heads());
-        match self.follower.follow(bytes) {
+        let followed = self.follower.follow(bytes);
+        self.exchange.set_receiving(self.follower.is_in_body());
+        match followed {
             Ok(()) => {
                 let begins = self.follower.is_in_head() && (!had_begun || self.follower.heads() > heads);
                 // The first head's time runs from accepting the connection.
@@ -99,8 +98,7 @@ impl Wire {
         if self.exchange.is_answering() {
             return None;
         }
-        if self.stalled {
-            // The rest of an answer is on its way, although the service is done with it.
+        if self.exchange.is_stalled() {
             return Some(self.since + self.idle_timeout);
         }
         let is_first = self.follower.heads() == 0;
@@ -157,12 +155,12 @@ impl Wire {
     /// Keeps the time of the last progress in writing.
     fn wrote(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         if let Poll::Ready(result) = result {
-            self.stalled = false;
+            self.exchange.set_stalled(false);
             self.since = Instant::now();
             return Poll::Ready(result);
         }
-        if !self.stalled {
-            self.stalled = true;
+        if !self.exchange.is_stalled() {
+            self.exchange.set_stalled(true);
             self.since = Instant::now();
         }
         ready!(self.poll_deadline(cx, Some(self.since + self.idle_timeout)));

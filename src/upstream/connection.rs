@@ -5,22 +5,15 @@
 //! no other error of hyper tells the two apart. See `docs/guarantees.md`.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use hyper::client::conn::http1::SendRequest;
 use tokio::task::JoinHandle;
-use tokio::time::Instant;
 
 use super::Shared;
 use super::body::{BoxError, RequestBody, ResponseBody};
-use super::idle::Idle;
 use super::wire::Gauge;
-
-/// A connection unused for longer is looked at once more before it is written to. Shorter than that it is not worth
-/// the system call.
-const LOOK_AFTER: Duration = Duration::from_millis(1);
 
 /// A connection's two halves: the task that reads and writes, and the handle that gives it requests.
 ///
@@ -105,16 +98,15 @@ pub struct Connection {
     link: Link,
     shared: Arc<Shared>,
     reused: bool,
-    free_since: Instant,
 }
 
 impl Connection {
     pub(super) fn fresh(link: Link, shared: Arc<Shared>) -> Connection {
-        Connection { link, shared, reused: false, free_since: Instant::now() }
+        Connection { link, shared, reused: false }
     }
 
-    pub(super) fn reused(idle: Idle, shared: Arc<Shared>) -> Connection {
-        Connection { link: idle.link, shared, reused: true, free_since: idle.since }
+    pub(super) fn reused(link: Link, shared: Arc<Shared>) -> Connection {
+        Connection { link, shared, reused: true }
     }
 
     /// Whether it has carried a request before, so that the upstream may be about to close it.
@@ -129,14 +121,12 @@ impl Connection {
     /// counts as one upstream send, also one that is handed back. Dropping the future, or the body that it returns,
     /// closes the connection; the request may have run then.
     pub async fn send(self, mut request: Request<RequestBody>) -> Result<Response<ResponseBody>, SendError> {
-        let Connection { mut link, shared, free_since, .. } = self;
+        let Connection { mut link, shared, .. } = self;
         *request.version_mut() = Version::HTTP_11;
         if let Err(source) = link.ready().await {
             return Err(SendError::NotSent { request: Some(Box::new(request)), source });
         }
-        if free_since.elapsed() >= LOOK_AFTER {
-            link.gauge.look_before_writing();
-        }
+        link.gauge.look_before_writing();
         let method = request.method().clone();
         let before = link.gauge.written();
         shared.sends.inc();

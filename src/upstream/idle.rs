@@ -15,17 +15,17 @@ use super::connection::Link;
 /// More connections than this are not kept; a further one is closed after its answer.
 const MOST: usize = 256;
 
-/// A connection that waits, and since when.
-#[derive(Debug)]
-pub(super) struct Idle {
-    pub(super) link: Link,
-    pub(super) since: Instant,
-}
-
+/// The idle connections of one pool.
 #[derive(Debug)]
 pub(super) struct IdleList {
     timeout: Duration,
     stack: Mutex<Stack>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    link: Link,
+    since: Instant,
 }
 
 #[derive(Debug, Default)]
@@ -47,7 +47,7 @@ impl IdleList {
 
     /// The most recently used connection that is neither expired nor known to be closed. Others met on the way are
     /// closed.
-    pub(super) fn take(&self) -> Option<Idle> {
+    pub(super) fn take(&self) -> Option<Link> {
         loop {
             let idle = self.lock().waiting.pop_back()?;
             if idle.since.elapsed() >= self.timeout {
@@ -56,7 +56,7 @@ impl IdleList {
                 return None;
             }
             if idle.link.is_ready() {
-                return Some(idle);
+                return Some(idle.link);
             }
         }
     }
@@ -90,6 +90,12 @@ impl IdleList {
         drop(stack);
         drop(closed);
         next
+    }
+
+    /// Whether one waits that is not known to be closed.
+    #[cfg(test)]
+    pub(super) fn has_ready(&self) -> bool {
+        self.lock().waiting.iter().any(|idle| idle.link.is_ready())
     }
 
     fn lock(&self) -> MutexGuard<'_, Stack> {

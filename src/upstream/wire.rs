@@ -39,8 +39,9 @@ impl Gauge {
 /// A TCP stream that can be made to look at the socket itself.
 ///
 /// An upstream's FIN may lie in the kernel while the runtime has not polled it yet, and a request written then is in
-/// doubt although it need not be. Hyper reads before it writes a request, so one true read at that moment closes the
-/// window from "since the last turn of the event loop" to "since the system call before".
+/// doubt although it need not be. Hyper reads before it writes a request, so one true read at that moment narrows the
+/// window from "since the last turn of the event loop" to "since the system call before". In the race of
+/// `tests/races.rs` that leaves about one request in a thousand in doubt instead of two hundred.
 #[derive(Debug)]
 pub(super) struct Tcp {
     stream: TcpStream,

@@ -75,7 +75,7 @@ async fn ready(pair: &Pair) {
 }
 
 /// Asks until there is an answer. The deadline is for a store that never gives one; nothing is concluded from it.
-async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
+pub(crate) async fn until<T>(what: &str, mut ask: impl AsyncFnMut() -> Option<T>) -> T {
     for _ in 0..3000 {
         if let Some(answer) = ask().await {
             return answer;
@@ -115,9 +115,9 @@ fn claim_of(id: RecordId) -> Claim {
     }
 }
 
-/// The same request by another attempt.
+/// The same request by another attempt, whose lease does not run out.
 fn again(claim: &Claim) -> Claim {
-    Claim { token: Token::new(), ..claim.clone() }
+    Claim { token: Token::new(), lease: LONG, ..claim.clone() }
 }
 
 fn response(text: &'static str) -> Response {

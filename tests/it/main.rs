@@ -10,6 +10,7 @@
 mod support;
 
 mod contract;
+mod disk;
 
 mod claiming;
 mod crash;

@@ -159,3 +159,6 @@ impl<'a> Writer<'a> {
         self.put(&[END]);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -56,7 +56,8 @@ async fn a_client_that_goes_on_sending_is_not_read_for_ever() {
     let (mut read, mut write) = client.0.into_split();
     write.write_all(b"POST /early HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n").await.unwrap();
     // Never closes; writing fails once the server has.
-    let sending = async { while write.write_all(b"1000\r\n").await.is_ok() {} };
+    let block = [b'x'; 64 * 1024];
+    let sending = async { while write.write_all(&block).await.is_ok() {} };
     patiently(sending).await;
     let mut answer = Vec::new();
     let _ = patiently(read.read_to_end(&mut answer)).await;

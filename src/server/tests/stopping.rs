@@ -69,3 +69,17 @@ async fn a_connection_without_a_request_does_not_hold_up_the_stop() {
     assert_eq!(silent.rest().await, "");
     world.ended().await;
 }
+
+#[tokio::test]
+async fn an_answer_that_is_on_its_way_arrives_whole() {
+    let world = World::start();
+    let mut client = world.connect().await;
+    client.send(get("/big")).await;
+    client.until("\r\n\r\n").await;
+    let mut idle = world.connect().await;
+    assert_eq!(idle.get("/").await, "/ ");
+    world.stop.give();
+    assert_eq!(idle.rest().await, "");
+    assert_eq!(client.rest().await.len(), BIG);
+    world.ended().await;
+}

@@ -1,0 +1,368 @@
+//! Keys of whole requests: which source decides, what is refused, and whose record it is.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Request;
+use proptest::prelude::*;
+
+use super::*;
+use crate::config;
+
+fn route(key: Vec<KeySource>) -> Route {
+    Route {
+        name: "payments".into(),
+        host: None,
+        path: "/".to_owned(),
+        strip_prefix: false,
+        upstream: config::Upstream { tls: false, host: "localhost".to_owned(), port: 80, ca_file: None },
+        methods: vec![http::Method::POST],
+        key,
+        key_required: true,
+        max_key_length: 255,
+        scope: vec![ScopePart::Header(HeaderName::from_static("authorization"))],
+        fingerprint: config::Fingerprint { body: config::BodyMode::Bytes, headers: Vec::new(), ignore: Vec::new() },
+        on_duplicate: config::OnDuplicate::Wait,
+        wait_timeout: Duration::from_secs(30),
+        statuses: config::StatusPolicy::record_all(),
+        on_unknown: config::OnUnknown::Hold,
+        retention: Duration::from_secs(86_400),
+        unknown_retention: None,
+        timeout: Duration::from_secs(30),
+        abandon_after: Duration::from_secs(300),
+        lease: Duration::from_secs(10),
+        max_request_body: 8 << 20,
+        max_response_body: 1 << 20,
+        on_store_error: config::OnStoreError::Reject,
+        keep_headers: Vec::new(),
+        forward_key: config::ForwardKey::Same,
+        preserve_host: true,
+        forwarded: config::Forwarded::Append,
+        connect_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(4),
+    }
+}
+
+fn header(name: &str) -> KeySource {
+    KeySource::Header(name.parse().unwrap())
+}
+
+fn query(name: &str) -> KeySource {
+    KeySource::Query(name.to_owned())
+}
+
+fn json(pointer: &str) -> KeySource {
+    KeySource::Json(pointer.to_owned())
+}
+
+fn head(target: &str, fields: &[(&str, &str)]) -> Parts {
+    let request = fields.iter().fold(Request::post(target), |request, (name, value)| request.header(*name, *value));
+    request.body(()).unwrap().into_parts().0
+}
+
+const FINGERPRINT: Fingerprint = Fingerprint { policy: [0; 4], digest: [0xAB; 32] };
+
+/// The key as text, `None` if absent; or the words of the refusal.
+fn whole(sources: Vec<KeySource>, head: &Parts, body: &str) -> Result<Option<String>, String> {
+    let key = from_body(&route(sources), head, body.as_bytes(), &FINGERPRINT).map_err(|fault| fault.to_string())?;
+    Ok(key.map(|key| String::from_utf8(key.value).unwrap()))
+}
+
+fn in_body(pointer: &str, body: &str) -> Result<Option<String>, String> {
+    whole(vec![json(pointer)], &head("/", &[]), body)
+}
+
+fn in_head(sources: Vec<KeySource>, target: &str, fields: &[(&str, &str)]) -> Result<Found, String> {
+    from_head(&route(sources), &head(target, fields)).map_err(|fault| fault.to_string())
+}
+
+fn key(value: &str) -> Found {
+    Found::Key(Key { value: value.as_bytes().to_vec(), quoted: false })
+}
+
+#[test]
+fn the_first_source_present_decides_and_never_falls_through() {
+    let sources = || vec![header("webhook-id"), query("id"), header("idempotency-key")];
+    assert_eq!(in_head(sources(), "/", &[]), Ok(Found::Absent));
+    assert_eq!(in_head(sources(), "/", &[("idempotency-key", "c")]), Ok(key("c")));
+    assert_eq!(in_head(sources(), "/?id=b", &[("idempotency-key", "c")]), Ok(key("b")));
+    assert_eq!(in_head(sources(), "/?id=b", &[("webhook-id", "a")]), Ok(key("a")));
+    let refused = in_head(sources(), "/?id=b", &[("webhook-id", "")]).unwrap_err();
+    assert!(refused.starts_with("header:webhook-id: the key is empty"), "{refused}");
+}
+
+#[test]
+fn two_lines_are_refused_even_if_they_agree() {
+    let source = || vec![header("idempotency-key")];
+    let refused = in_head(source(), "/", &[("idempotency-key", "k-1"), ("idempotency-key", "k-1")]).unwrap_err();
+    assert!(refused.contains("more than once"), "{refused}");
+    assert!(in_head(source(), "/", &[("idempotency-key", "k-1, k-1")]).is_err());
+    assert_eq!(in_head(source(), "/", &[("idempotency-key", "k-1")]), Ok(key("k-1")));
+}
+
+#[test]
+fn a_query_key_is_decoded_and_stands_once() {
+    let read = |target: &str| in_head(vec![query("id")], target, &[]);
+    assert_eq!(read("/?x=1&id=a%2Cb+c&y"), Ok(key("a,b c")));
+    assert_eq!(read("/?%69d=a"), Ok(key("a")));
+    assert_eq!(read("/?ID=a"), Ok(Found::Absent));
+    assert_eq!(read(&format!("/?id={}", "%41".repeat(255))), Ok(key(&"A".repeat(255))));
+    for (target, words) in [
+        ("/?id=a&id=a", "more than once"),
+        ("/?id=a&%69d=b", "more than once"),
+        ("/?id=", "empty"),
+        ("/?id", "empty"),
+        ("/?id=%0a", "control"),
+        ("/?id=%zz", "percent-encoding"),
+        (&format!("/?id={}", "%41".repeat(256)), "longer than the 255 bytes"),
+    ] {
+        let refused = read(target).unwrap_err();
+        assert!(refused.contains(words), "{target}: {refused}");
+    }
+}
+
+#[test]
+fn a_body_is_asked_for_only_when_its_source_is_reached() {
+    let sources = || vec![header("a"), json("/id"), header("b")];
+    assert_eq!(in_head(sources(), "/", &[("a", "k")]), Ok(key("k")));
+    assert_eq!(in_head(sources(), "/", &[("b", "k")]), Ok(Found::NeedsBody));
+    assert!(in_head(sources(), "/", &[("a", "k,k")]).is_err());
+    assert_eq!(whole(sources(), &head("/", &[("b", "k")]), r#"{"id":"j"}"#), Ok(Some("j".to_owned())));
+    assert_eq!(whole(sources(), &head("/", &[("b", "k")]), "{}"), Ok(Some("k".to_owned())));
+    assert_eq!(whole(sources(), &head("/", &[("a", "k")]), "not JSON"), Ok(Some("k".to_owned())));
+}
+
+#[test]
+fn a_body_key_is_a_string_or_the_text_of_a_number() {
+    for (pointer, body, found) in [
+        ("/id", r#"{"id":"evt_1"}"#, Some("evt_1")),
+        ("/id", r#" { "x" : [ {"id":1} ] , "\u0069d" : "\u00e9\ud83d\ude00" } "#, Some("é😀")),
+        ("/id", r#"{"id":9007199254740993}"#, Some("9007199254740993")),
+        ("/id", r#"{"id":-1.50E+2}"#, Some("-1.50E+2")),
+        ("/data/1/id", r#"{"data":[[{"id":0}],{"id":"b"},3]}"#, Some("b")),
+        ("/a~1b/m~0n/~01", r#"{"a/b":{"m~n":{"~1":"x"}}}"#, Some("x")),
+        ("/", r#"{"":"x"}"#, Some("x")),
+        ("", "\"x\"", Some("x")),
+        ("", "7", Some("7")),
+        ("/id", r#"{"id":null}"#, None),
+        ("/id", "{}", None),
+        ("/id/x", r#"{"id":"x"}"#, None),
+        ("/data/01", r#"{"data":[1,2]}"#, None),
+        ("/data/+1", r#"{"data":[1,2]}"#, None),
+        ("/data/-", r#"{"data":[1,2]}"#, None),
+        ("/data/2", r#"{"data":[1,2]}"#, None),
+        ("/0", r#"[]"#, None),
+    ] {
+        assert_eq!(in_body(pointer, body), Ok(found.map(str::to_owned)), "{pointer} {body}");
+    }
+}
+
+#[test]
+fn a_body_that_gives_no_usable_key_is_refused() {
+    for (body, words) in [
+        (r#"{"id":true}"#, "a string or a number"),
+        (r#"{"id":{}}"#, "a string or a number"),
+        (r#"{"id":["x"]}"#, "a string or a number"),
+        (r#"{"id":""}"#, "empty"),
+        (r#"{"id":"a\nb"}"#, "control"),
+        (r#"{"id":"\ud83d"}"#, "surrogate"),
+        (&format!(r#"{{"id":"{}"}}"#, "k".repeat(256)), "longer"),
+        (&format!(r#"{{"id":{}}}"#, "1".repeat(256)), "longer"),
+    ] {
+        let fault = from_body(&route(vec![json("/id")]), &head("/", &[]), body.as_bytes(), &FINGERPRINT).unwrap_err();
+        assert!(matches!(fault, KeyFault::Invalid(_)) && fault.to_string().contains(words), "{body}: {fault}");
+    }
+    let deep = "[".repeat(100_000);
+    for (body, words) in [
+        ("", "not JSON"),
+        ("id=1", "not JSON"),
+        (r#"{"id":"a"} x"#, "not JSON"),
+        (r#"{"id":"a","id":"a"}"#, "twice, the second time at byte 11"),
+        (r#"{"id":"a","\u0069d":"a"}"#, "twice"),
+        (&deep, "nests deeper"),
+    ] {
+        let fault = from_body(&route(vec![json("/id")]), &head("/", &[]), body.as_bytes(), &FINGERPRINT).unwrap_err();
+        assert!(matches!(fault, KeyFault::Body { .. }) && fault.to_string().contains(words), "{body}: {fault}");
+    }
+    // Twice, but not on the way to the key.
+    assert_eq!(in_body("/id", r#"{"x":1,"x":2,"id":"a"}"#), Ok(Some("a".to_owned())));
+}
+
+#[test]
+fn the_fingerprint_can_be_the_key() {
+    assert_eq!(in_head(vec![header("a"), KeySource::Fingerprint], "/", &[]), Ok(Found::NeedsBody));
+    assert_eq!(whole(vec![KeySource::Fingerprint], &head("/", &[]), ""), Ok(Some("ab".repeat(32))));
+}
+
+#[test]
+fn a_joined_key_needs_all_its_parts() {
+    let sources = || vec![KeySource::Joined(vec![header("ce-source"), header("ce-id")]), header("idempotency-key")];
+    let read = |fields: &[(&str, &str)]| in_head(sources(), "/", fields);
+    assert_eq!(read(&[("ce-source", "a"), ("ce-id", "\"bc\"")]), Ok(key("1:a2:bc")));
+    assert_eq!(read(&[("ce-source", "ab"), ("ce-id", "c")]), Ok(key("2:ab1:c")));
+    assert_eq!(read(&[("idempotency-key", "k")]), Ok(key("k")));
+    assert_eq!(read(&[]), Ok(Found::Absent));
+    for (fields, missing) in
+        [([("ce-id", "b"), ("idempotency-key", "k")], "ce-source"), ([("ce-source", "a"), ("x", "y")], "ce-id")]
+    {
+        let refused = read(&fields).unwrap_err();
+        assert!(refused.starts_with(&format!("header:{missing}: this part of the key is missing")), "{refused}");
+    }
+    let long = "k".repeat(128);
+    assert!(read(&[("ce-source", &long), ("ce-id", &long)]).unwrap_err().contains("longer than the 255 bytes"));
+    assert!(read(&[("ce-source", &long), ("ce-id", &long[1..])]).is_ok());
+}
+
+#[test]
+fn a_joined_key_reaches_into_the_body_only_if_it_must() {
+    let sources = || vec![KeySource::Joined(vec![header("a"), json("/id")]), header("b")];
+    assert_eq!(in_head(sources(), "/", &[("a", "x")]), Ok(Found::NeedsBody));
+    assert_eq!(in_head(sources(), "/", &[]), Ok(Found::NeedsBody));
+    assert_eq!(whole(sources(), &head("/", &[("a", "x")]), r#"{"id":7}"#), Ok(Some("1:x1:7".to_owned())));
+    assert!(whole(sources(), &head("/", &[]), r#"{"id":7}"#).unwrap_err().starts_with("header:a: this part"));
+    assert!(whole(sources(), &head("/", &[("a", "x")]), "{}").unwrap_err().starts_with("json:/id: this part"));
+    assert_eq!(whole(sources(), &head("/", &[("b", "y")]), "{}"), Ok(Some("y".to_owned())));
+    // A part that is missing for sure is told at once.
+    let three = vec![KeySource::Joined(vec![header("a"), json("/id"), header("c")])];
+    assert!(in_head(three, "/", &[("a", "x")]).is_err());
+}
+
+#[test]
+fn the_fingerprint_does_not_make_a_joined_key_present() {
+    let sources = || vec![KeySource::Joined(vec![header("a"), KeySource::Fingerprint])];
+    assert_eq!(in_head(sources(), "/", &[]), Ok(Found::Absent));
+    assert_eq!(whole(sources(), &head("/", &[]), ""), Ok(None));
+    assert_eq!(in_head(sources(), "/", &[("a", "x")]), Ok(Found::NeedsBody));
+    let joined = whole(sources(), &head("/", &[("a", "x")]), "").unwrap();
+    assert_eq!(joined, Some(format!("1:x64:{}", "ab".repeat(32))));
+    let alone = vec![KeySource::Joined(vec![KeySource::Fingerprint])];
+    assert_eq!(in_head(alone, "/", &[]), Ok(Found::NeedsBody));
+}
+
+#[test]
+fn a_forwarded_key_is_quoted_when_it_must_be() {
+    let forwarded =
+        |value: &str, quoted: bool| Key { value: value.as_bytes().to_vec(), quoted: false }.to_header_value(quoted);
+    assert_eq!(forwarded("k-1", false), "k-1");
+    assert_eq!(forwarded("k-1", true), "\"k-1\"");
+    assert_eq!(forwarded("a b", false), "\"a b\"");
+    assert_eq!(forwarded(r#"a"\"#, true), r#""a\"\\""#);
+    assert_eq!(forwarded("\u{e9}", true).as_bytes(), "\u{e9}".as_bytes());
+}
+
+#[test]
+fn a_connection_field_may_not_take_the_key_the_scope_or_the_fingerprint_off() {
+    let mut route =
+        route(vec![KeySource::Joined(vec![header("ce-source"), header("ce-id")]), header("idempotency-key")]);
+    route.fingerprint.headers = vec![HeaderName::from_static("x-api-version")];
+    let check =
+        |fields: &[(&str, &str)]| check_connection(&route, &head("/", fields)).map_err(|fault| fault.to_string());
+    for (connection, named) in [
+        ("Idempotency-Key", "idempotency-key"),
+        ("keep-alive ,\tCE-ID,x", "ce-id"),
+        ("authorization", "authorization"),
+        ("x-api-version", "x-api-version"),
+    ] {
+        let refused = check(&[("connection", "close"), ("connection", connection)]).unwrap_err();
+        assert!(refused.starts_with(&format!("header:{named}: the Connection field")), "{refused}");
+    }
+    assert_eq!(check(&[("connection", "keep-alive, x-idempotency-key, , te")]), Ok(()));
+    assert_eq!(check(&[]), Ok(()));
+}
+
+fn id(route: &Route, target: &str, fields: &[(&str, &str)]) -> Identity {
+    let head = head(target, fields);
+    let Found::Key(key) = from_head(route, &head).unwrap() else { panic!("no key") };
+    identify(route, &head, &key)
+}
+
+#[test]
+fn a_quoted_key_and_the_bare_one_are_one_record_and_letter_case_makes_two() {
+    let route = route(vec![header("k")]);
+    let of = |value: &str| id(&route, "/", &[("k", value)]);
+    assert_eq!(of("\"k-1\""), of("k-1"));
+    assert_eq!(of("\"k-1\";v=2"), of("k-1"));
+    assert_ne!(of("ABC").id, of("abc").id);
+    assert_ne!(of("ABC").key_hash, of("abc").key_hash);
+    assert_eq!(of("ABC").scope_hash, of("abc").scope_hash);
+    assert_eq!(of("k-1").id.route(), "payments");
+}
+
+#[test]
+fn every_scope_has_its_own_record() {
+    let mut route = route(vec![header("k")]);
+    route.scope.push(ScopePart::Query("account".to_owned()));
+    let scopes: &[(&str, &[(&str, &str)])] = &[
+        ("/", &[]),
+        ("/", &[("authorization", "")]),
+        ("/", &[("authorization", "Bearer a")]),
+        ("/", &[("authorization", "Bearer b")]),
+        ("/", &[("authorization", "a"), ("authorization", "b")]),
+        ("/", &[("authorization", "b"), ("authorization", "a")]),
+        ("/", &[("authorization", "a,b")]),
+        ("/?account=", &[]),
+        ("/?account=a", &[]),
+        ("/?account=A", &[]),
+        ("/?account=a&account=b", &[]),
+        ("/?account=%zz", &[]),
+        ("/?account=%25zz", &[]),
+    ];
+    let ids: Vec<Identity> =
+        scopes.iter().map(|(target, fields)| id(&route, target, &[*fields, &[("k", "k-1")]].concat())).collect();
+    for (at, one) in ids.iter().enumerate() {
+        assert!(
+            ids[..at].iter().all(|other| other.id != one.id && other.scope_hash != one.scope_hash),
+            "{:?}",
+            scopes[at]
+        );
+        assert_eq!(one.key_hash, ids[0].key_hash);
+    }
+    // What is not in the scope, and how it is written, does not count.
+    assert_eq!(id(&route, "/x?account=%61&y", &[("k", "k-1"), ("z", "")]), ids[8]);
+}
+
+#[test]
+fn routes_and_constants_separate_records() {
+    let one = route(vec![header("k")]);
+    let other = Route { name: Arc::from("refunds"), ..one.clone() };
+    let constant = |text: &str| Route { scope: vec![ScopePart::Constant(text.to_owned())], ..one.clone() };
+    let of = |route: &Route| id(route, "/", &[("k", "k-1")]).id;
+    assert_ne!(of(&one).hash(), of(&other).hash());
+    assert_ne!(of(&constant("a:1")), of(&constant("a:2")));
+}
+
+#[test]
+fn the_record_id_is_the_documented_hash() {
+    // Stored records depend on it: this may only change together with a migration.
+    let route = route(vec![header("k")]);
+    assert_eq!(
+        id(&route, "/", &[("k", "k-1"), ("authorization", "Bearer a")]).id.to_string(),
+        "payments:3b388c7e34526d63b695c6be55a8bb0a"
+    );
+}
+
+proptest! {
+    #[test]
+    fn joining_is_injective(a in proptest::collection::vec("[0-9:a]{1,4}", 2), b in proptest::collection::vec("[0-9:a]{1,4}", 2)) {
+        let join = |parts: &[String]| {
+            let source = vec![KeySource::Joined(vec![header("a"), header("b")])];
+            in_head(source, "/", &[("a", &parts[0]), ("b", &parts[1])]).unwrap()
+        };
+        prop_assert_eq!(join(&a) == join(&b), a == b);
+    }
+
+    #[test]
+    fn any_request_is_read_without_a_panic(field in "[ -~\u{80}-\u{ff}]{0,12}", query in "[id=&%0-9a-f+]{0,16}", body in proptest::collection::vec(any::<u8>(), 0..40)) {
+        let mut head = head(&format!("/?{query}"), &[]);
+        head.headers.insert("a", HeaderValue::from_bytes(field.as_bytes()).unwrap());
+        for sources in [vec![header("a")], vec![super::tests::query("id"), json("/id")], vec![KeySource::Joined(vec![json("/0"), json("")])]] {
+            let route = route(sources);
+            if let Ok(Found::Key(key)) = from_head(&route, &head) {
+                let _ = (identify(&route, &head, &key), key.to_header_value(false), key.to_header_value(true));
+            }
+            if let Ok(Some(key)) = from_body(&route, &head, &body, &FINGERPRINT) {
+                let _ = (identify(&route, &head, &key), key.to_header_value(false), key.to_header_value(true));
+            }
+        }
+    }
+}
