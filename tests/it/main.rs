@@ -1,1 +1,3 @@
-fn main() {}
+//! Everything that crosses a socket, a process or the public API, in one binary.
+
+mod contract;
