@@ -11,6 +11,9 @@ mod support;
 
 mod layout;
 
+#![allow(clippy::unwrap_used, reason = "a test may panic; so may what only tests call")]
+
+mod commands;
 mod contract;
 mod disk;
 
