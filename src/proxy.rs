@@ -39,6 +39,7 @@ pub mod headers;
 use self::body::{Body, Budget, Share};
 use self::claim::Claimed;
 use self::error::{Kind, Problem};
+use self::fingerprint::Policy;
 use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
 use self::forward::{Caller, Delivery, Outcome, Outgoing};
 use self::join::Joined;
@@ -93,6 +94,8 @@ pub struct Proxy(Arc<Core>);
 
 struct Core {
     routes: Routes,
+    /// How fingerprints are made, by the route's index.
+    policies: Vec<Policy>,
     store: Arc<dyn Store>,
     shared: Shared,
     body_timeout: Duration,
@@ -105,19 +108,15 @@ impl Proxy {
     /// # Errors
     /// The name of a route, if the certificates for its `https` upstream cannot be read.
     pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, (String, TlsSetupError)> {
-        let routes = config.routes.iter().map(|route| {
+        let routes = config.routes.iter().enumerate().map(|(index, route)| {
             let metrics = shared.metrics.route(&route.name);
             let pool = Pool::new(&route.upstream, route.connect_timeout, route.idle_timeout, &metrics)
                 .map_err(|error| (route.name.to_string(), error))?;
-            Ok(Arc::new(Route {
-                pool,
-                policy: fingerprint::Policy::new(&route.fingerprint),
-                config: route.clone(),
-                metrics,
-            }))
+            Ok(Arc::new(Route { pool, index, config: route.clone(), metrics }))
         });
         Ok(Proxy(Arc::new(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
+            policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
             store,
             shared: shared.clone(),
             body_timeout: config.limits.body_timeout,
@@ -178,8 +177,7 @@ impl Proxy {
         };
         let max = route.config.max_request_body;
         let body = body::read(body, max, self.0.body_timeout, &self.0.shared.buffered).await?;
-        let fingerprint = route
-            .policy
+        let fingerprint = self.0.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
         let key = match found {

@@ -9,7 +9,6 @@ use http::request;
 use http::uri::PathAndQuery;
 
 use super::error::{Kind, Problem};
-use super::fingerprint::Policy;
 use crate::config;
 use crate::metrics::RouteMetrics;
 use crate::upstream::Pool;
@@ -23,8 +22,8 @@ pub struct Route {
     pub pool: Pool,
     /// Resolved metrics.
     pub metrics: RouteMetrics,
-    /// How fingerprints are made.
-    pub policy: Policy,
+    /// Its place in the settings.
+    pub index: usize,
 }
 
 /// All routes, most specific first.

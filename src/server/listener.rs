@@ -33,6 +33,14 @@ impl Listener {
     pub fn address(&self) -> SocketAddr {
         self.address
     }
+
+    /// The socket itself, for a listener with an accept loop of its own. Needs a runtime.
+    ///
+    /// # Errors
+    /// If the runtime cannot watch the socket.
+    pub fn into_tokio(self) -> io::Result<tokio::net::TcpListener> {
+        tokio::net::TcpListener::from_std(self.socket)
+    }
 }
 
 /// Why an address could not be listened on.

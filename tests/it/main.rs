@@ -9,6 +9,11 @@
 #[macro_use]
 mod support;
 
+mod layout;
+
+#![allow(clippy::unwrap_used, reason = "a test may panic; so may what only tests call")]
+
+mod commands;
 mod contract;
 mod disk;
 
