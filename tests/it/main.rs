@@ -11,8 +11,6 @@ mod support;
 
 mod layout;
 
-#![allow(clippy::unwrap_used, reason = "a test may panic; so may what only tests call")]
-
 mod commands;
 mod contract;
 mod disk;
