@@ -190,6 +190,18 @@ on_each_store! {
     }
 }
 
+on_lasting_stores! {
+    async fn other_settings_of_the_fingerprint_are_no_mismatch(store) {
+        let mut world = World::new(store).await;
+        world.send(&paying(r#"{"a":1,"b":2}"#)).await.assert_executed(201);
+        world.change_route("fingerprint.body = \"json\"");
+        world.restart().await;
+        world.send(&paying(r#"{"b":2,"a":1}"#)).await.assert_replay(201);
+        let counted = world.proxy().metric("onceproxy_fingerprint_policy_changed_total", &[("route", "pay")]).await;
+        assert_eq!((world.executions(), counted), (1, 1.0));
+    }
+}
+
 on_shared_stores! {
     async fn c1_a_shared_store_without_a_scope_is_said_loudly(store) {
         let world = World::with(store, "scope = []").await;
