@@ -248,6 +248,11 @@ impl World {
         self.proxies[0].restart().await;
     }
 
+    /// Starts one more proxy with the same settings, and does not wait until it is ready.
+    pub(crate) async fn add_proxy(&mut self) {
+        self.proxies.push(Proxy::start(&self.config).await);
+    }
+
     /// Every byte that the store keeps outside of the proxy.
     pub(crate) async fn stored_bytes(&self) -> Vec<u8> {
         match self.settings.store {
