@@ -26,6 +26,8 @@ use crate::record::{
 };
 
 mod ask;
+#[cfg(test)]
+mod differential;
 mod health;
 mod keys;
 mod link;

@@ -2,3 +2,5 @@
 
 mod contract;
 mod disk;
+mod redis_server;
+mod redis_store;

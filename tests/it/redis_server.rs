@@ -1,0 +1,157 @@
+//! A real Redis server for one test: on a free port, in a temporary folder, gone when it is dropped; and a few lines of
+//! client, so that a test can look at the server without the driver that it tests.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Ipv4Addr, TcpListener, TcpStream};
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+/// A running server.
+pub(crate) struct RedisServer {
+    child: Child,
+    port: u16,
+    dir: tempfile::TempDir,
+}
+
+impl RedisServer {
+    /// Starts a server without persistence, with these further settings (`--name value …`).
+    pub(crate) fn start(settings: &[&str]) -> RedisServer {
+        let dir = tempfile::tempdir().unwrap();
+        // A port that is free now may be taken by the time the server binds it.
+        for _ in 0..10 {
+            let port = free_port();
+            if let Some(child) = spawn(dir.path(), port, settings) {
+                return RedisServer { child, port, dir };
+            }
+        }
+        panic!("redis-server does not start");
+    }
+
+    /// Where it listens.
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Its folder.
+    pub(crate) fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The answer to one command, as text: of a list the elements, one a line.
+    pub(crate) fn command(&self, words: &[&str]) -> String {
+        let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+        self.bytes(&words)
+    }
+
+    /// As [`RedisServer::command`], with words that are not text.
+    pub(crate) fn bytes(&self, words: &[&[u8]]) -> String {
+        let mut stream = connect(self.port).expect("the server is there");
+        send(&mut stream, words);
+        read_reply(&mut BufReader::new(stream)).expect("the server answers")
+    }
+
+    /// How often each command was called since the counters were reset: scripts, not what they call.
+    pub(crate) fn calls_of(&self, command: &str) -> u64 {
+        let stats = self.command(&["INFO", "commandstats"]);
+        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
+        line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().unwrap())
+    }
+
+    /// Sends the process a signal, by its own id.
+    pub(crate) fn signal(&self, name: &str) {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
+        assert!(status.success());
+    }
+
+    /// Stops it hard; [`RedisServer::restart`] starts it again on the same port, with nothing in it.
+    pub(crate) fn stop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Starts it again.
+    pub(crate) fn restart(&mut self, settings: &[&str]) {
+        self.child = spawn(self.dir.path(), self.port, settings).expect("the port is still free");
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        // Killing works on a stopped process too.
+        self.stop();
+    }
+}
+
+/// A port that nobody listens on.
+pub(crate) fn free_port() -> u16 {
+    TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
+}
+
+fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
+    let mut child = Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"])
+        .arg(dir)
+        .args(["--save", "", "--appendonly", "no"])
+        .args(settings)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .expect("redis-server 7 is installed");
+    // The deadline is for a server that never comes up; nothing is concluded from it.
+    for _ in 0..1000 {
+        if let Some(mut stream) = connect(port) {
+            send(&mut stream, &[b"PING"]);
+            if read_reply(&mut BufReader::new(stream)).is_some_and(|reply| !reply.starts_with("LOADING")) {
+                return Some(child);
+            }
+        }
+        if child.try_wait().unwrap().is_some() {
+            return None;
+        }
+        park(Duration::from_millis(5));
+    }
+    let _ = child.kill();
+    let _ = child.wait();
+    None
+}
+
+fn park(span: Duration) {
+    std::thread::park_timeout(span);
+}
+
+fn connect(port: u16) -> Option<TcpStream> {
+    TcpStream::connect((Ipv4Addr::LOCALHOST, port)).ok()
+}
+
+fn send(stream: &mut TcpStream, words: &[&[u8]]) {
+    let mut message = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        message.extend(format!("${}\r\n", word.len()).bytes());
+        message.extend(*word);
+        message.extend(b"\r\n");
+    }
+    let _ = stream.write_all(&message);
+}
+
+fn read_reply(reader: &mut impl BufRead) -> Option<String> {
+    let mut line = String::new();
+    reader.read_line(&mut line).ok()?;
+    let line = line.strip_suffix("\r\n")?;
+    let (kind, rest) = line.split_at_checked(1)?;
+    match kind {
+        "$" => {
+            let Ok(length) = rest.parse::<usize>() else { return Some(String::new()) };
+            let mut bytes = vec![0; length + 2];
+            reader.read_exact(&mut bytes).ok()?;
+            bytes.truncate(length);
+            Some(String::from_utf8_lossy(&bytes).into_owned())
+        }
+        "*" => {
+            let count = rest.parse::<usize>().unwrap_or(0);
+            let parts: Option<Vec<String>> = (0..count).map(|_| read_reply(reader)).collect();
+            Some(parts?.join("\n"))
+        }
+        _ => Some(rest.to_owned()),
+    }
+}
