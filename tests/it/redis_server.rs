@@ -1,7 +1,7 @@
 //! A real Redis server for one test: on a free port, in a temporary folder, gone when it is dropped; and a few lines of
 //! client, so that a test can look at the server without the driver that it tests.
 
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -31,11 +31,6 @@ impl RedisServer {
     /// Where it listens.
     pub(crate) fn port(&self) -> u16 {
         self.port
-    }
-
-    /// Its folder.
-    pub(crate) fn dir(&self) -> &Path {
-        self.dir.path()
     }
 
     /// The answer to one command, as text: of a list the elements, one a line.
