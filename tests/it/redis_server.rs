@@ -9,9 +9,11 @@ use std::time::Duration;
 
 /// A running server.
 pub(crate) struct RedisServer {
-    child: Child,
+    /// The process. Nobody else's is ever signalled.
+    pub(crate) child: Child,
     port: u16,
-    dir: tempfile::TempDir,
+    /// Its folder.
+    pub(crate) dir: tempfile::TempDir,
 }
 
 impl RedisServer {
@@ -41,40 +43,17 @@ impl RedisServer {
 
     /// As [`RedisServer::command`], with words that are not text.
     pub(crate) fn bytes(&self, words: &[&[u8]]) -> String {
-        let mut stream = connect(self.port).expect("the server is there");
+        let mut stream = connect(self.port).unwrap_or_else(|| panic!("the server in {:?} is gone", self.dir));
         send(&mut stream, words);
         read_reply(&mut BufReader::new(stream)).expect("the server answers")
-    }
-
-    /// How often each command was called since the counters were reset: scripts, not what they call.
-    pub(crate) fn calls_of(&self, command: &str) -> u64 {
-        let stats = self.command(&["INFO", "commandstats"]);
-        let line = stats.lines().find_map(|line| line.strip_prefix(&format!("cmdstat_{command}:calls=")));
-        line.and_then(|line| line.split(',').next()).map_or(0, |calls| calls.parse().unwrap())
-    }
-
-    /// Sends the process a signal, by its own id.
-    pub(crate) fn signal(&self, name: &str) {
-        let status = Command::new("kill").args([&format!("-{name}"), &self.child.id().to_string()]).status().unwrap();
-        assert!(status.success());
-    }
-
-    /// Stops it hard; [`RedisServer::restart`] starts it again on the same port, with nothing in it.
-    pub(crate) fn stop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-
-    /// Starts it again.
-    pub(crate) fn restart(&mut self, settings: &[&str]) {
-        self.child = spawn(self.dir.path(), self.port, settings).expect("the port is still free");
     }
 }
 
 impl Drop for RedisServer {
     fn drop(&mut self) {
         // Killing works on a stopped process too.
-        self.stop();
+        let _ = self.child.kill();
+        let _ = self.child.wait();
     }
 }
 
@@ -83,7 +62,8 @@ pub(crate) fn free_port() -> u16 {
     TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap().port()
 }
 
-fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
+/// Starts a server on this port, with nothing in it. `None` if it ended at once.
+pub(crate) fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
     let mut child = Command::new("redis-server")
         .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"])
         .arg(dir)

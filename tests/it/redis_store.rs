@@ -10,11 +10,12 @@ use onceproxy::record::{Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown
 use onceproxy::store::{Opened, Store};
 
 use super::contract::{self, until};
-use super::redis_server::RedisServer;
+use super::redis_server::{self, RedisServer};
 
 mod access;
 mod limits;
 mod loss;
+mod server;
 mod trips;
 mod wakes;
 

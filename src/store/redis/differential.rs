@@ -382,3 +382,28 @@ fn a_tombstone_stands_for_as_long_as_the_rules_say() {
     let ttl = record::TOMBSTONE_TTL.as_millis();
     assert!(left <= ttl && left > ttl - 60_000, "{left}");
 }
+
+#[test]
+fn a_body_that_belongs_to_another_record_is_not_replayed() {
+    let bench = Bench::new();
+    let id: RecordId = "r:00000000000000000000000000000002".parse().unwrap();
+    let attempt =
+        Attempt { token: 0, print: 0, quoted: false, lease: 1, abandon_after: 1, keep_unknown: None, resend: false };
+    bench.runtime.block_on(async {
+        bench.set_clock(bench.begin).await;
+        let answered = Answered { status: 201, body: Some(INLINE_BODY + 1) };
+        let complete = Operation::Complete(attempt.clone(), Some(answered.clone()), 1000);
+        assert_eq!(bench.ask(&id, &complete).await, "Rewritten");
+        let store = &bench.store;
+        let record = Store::get(store, &id).await.unwrap().unwrap();
+        let (head, now) = (codec::encode(&record)[..codec::HEAD].to_vec(), Timestamp(bench.begin));
+        let found = |head: &[u8]| Completed::Head { head: head.to_vec(), now };
+        let fetched = store.fetch(&id, &print(0), found(&head), store.limits()).await.unwrap();
+        assert_eq!(fetched.unwrap().response, answered.response());
+        let mut other = head.clone();
+        other[8] ^= 1;
+        assert_eq!(store.fetch(&id, &print(0), found(&other), store.limits()).await.unwrap(), None);
+        Store::forget(store, &id, token(0), false).await.unwrap();
+        assert_eq!(store.fetch(&id, &print(0), found(&head), store.limits()).await.unwrap(), None);
+    });
+}

@@ -6,7 +6,6 @@ use onceproxy::config::store::RedisTls;
 use onceproxy::store::StoreErrorKind;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
-use super::super::redis_server::free_port;
 use super::*;
 
 fn with_user(server: &RedisServer, username: Option<&str>, password: &str) -> Redis {
@@ -119,7 +118,7 @@ fn tls(port: u16, ca: &Path, client: Option<(PathBuf, PathBuf)>) -> StoreConfig 
 #[tokio::test]
 async fn tls_with_an_own_authority_and_client_certificate() {
     let certificates = Certificates::make();
-    let tls_port = free_port();
+    let tls_port = redis_server::free_port();
     let (cert, key, ca) =
         (certificates.text("server.pem"), certificates.text("server.key"), certificates.text("ca.pem"));
     let settings = [

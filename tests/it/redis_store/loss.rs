@@ -103,7 +103,7 @@ async fn a_server_that_hangs_is_an_error_in_time() {
 
 #[tokio::test]
 async fn a_server_that_is_not_there_was_certainly_not_asked() {
-    let port = super::super::redis_server::free_port();
+    let port = redis_server::free_port();
     let store = quiet(&StoreConfig { timeout: Duration::from_millis(200), ..config(port) });
     let error = store.claim(&claim()).await.unwrap_err();
     assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Unreachable, false), "{error}");
@@ -116,13 +116,13 @@ async fn a_server_that_comes_later_or_comes_back_is_used() {
     let process = Process::open(&StoreConfig { timeout: Duration::from_millis(500), ..config(server.port()) });
     let reason = process.becomes_unready().await;
     assert!(reason.contains("reach"), "{reason}");
-    server.restart(&[]);
+    server.restart();
     process.becomes_ready().await;
     completed(&*process.store, &response(1)).await;
     server.stop();
     process.becomes_unready().await;
     assert_eq!(process.store.claim(&claim()).await.unwrap_err().kind, StoreErrorKind::Unreachable);
-    server.restart(&[]);
+    server.restart();
     process.becomes_ready().await;
     completed(&*process.store, &response(1)).await;
 }
