@@ -1,1 +1,120 @@
-//! Stub.
+//! The operator's listener: is it alive, is it ready, what does it count, how is it set, and which records are open.
+//!
+//! Separate from [`crate::server`], because nothing here touches a client's request, and because what changes a record
+//! is guarded differently. It knows the store's contract and none of the proxy's steps.
+//!
+//! | call | answer |
+//! | --- | --- |
+//! | `GET /livez` | 200 while the process answers at all |
+//! | `GET /readyz` | 200, or 503 with the reason while starting, without a store, or draining |
+//! | `GET /metrics` | OpenMetrics text |
+//! | `GET /config` | the effective settings, secrets masked |
+//! | `GET /records?state=&route=&limit=&cursor=` | open records |
+//! | `GET /records/{id}` | one record, completed ones too |
+//! | `POST /records/{id}/resolve` | ends an unknown record by what a person found out |
+//! | `DELETE /records/{id}?token=&force=&note=` | removes a record, so that its key may run again |
+
+use std::collections::HashMap;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::error_handling::HandleErrorLayer;
+use axum::extract::DefaultBodyLimit;
+use axum::routing::{get, post};
+use axum::{BoxError, Router, middleware};
+use secrecy::SecretString;
+use tower::ServiceBuilder;
+use tower::limit::GlobalConcurrencyLimitLayer;
+use tower::load_shed::LoadShedLayer;
+use tower::timeout::TimeoutLayer;
+
+use crate::metrics::Metrics;
+use crate::shutdown::Ready;
+use crate::store::Store;
+
+mod guard;
+mod health;
+mod listen;
+mod problem;
+mod records;
+#[cfg(test)]
+mod tests;
+mod wire;
+
+pub use listen::serve;
+use problem::Problem;
+
+/// Calls about records and settings that run at a time; further ones get 503. Health and metrics are not among them.
+const CALLS_AT_A_TIME: usize = 64;
+/// How long a call about records may take, its body included: far more than `store.timeout`.
+const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+/// The largest body of a call. An operator's response in base64 has to fit.
+const MAX_BODY: usize = 8 * 1024 * 1024;
+/// How long a resolved record of a route that is no longer in the settings is kept.
+const FALLBACK_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// What the calls need. Cloning shares everything.
+#[derive(Clone)]
+pub struct AdminState {
+    /// The records.
+    pub store: Arc<dyn Store>,
+    /// What `/metrics` shows.
+    pub metrics: Arc<Metrics>,
+    /// On while the process takes traffic: `/readyz` is this and the store.
+    pub ready: Ready,
+    /// The effective settings as TOML, secrets masked already.
+    pub effective: Arc<str>,
+    /// The bearer token of all calls but `/livez`, `/readyz` and `/metrics`.
+    pub token: Option<SecretString>,
+    /// Whether the listener is bound to loopback. Anywhere else nothing is answered without a token.
+    pub loopback: bool,
+    /// The retention of each route by name, for records that an operator completes.
+    pub retention: Arc<HashMap<String, Duration>>,
+}
+
+/// Who called: the peer's address. The accept loop adds it to each request.
+#[derive(Clone, Copy, Debug)]
+struct Peer(SocketAddr);
+
+/// Builds the service. [`serve`] runs it; tests may call it without a socket.
+pub fn router(state: AdminState) -> Router {
+    let health = Router::new()
+        .route("/livez", get(health::livez))
+        .route("/readyz", get(health::readyz))
+        .route("/metrics", get(health::metrics))
+        .method_not_allowed_fallback(method_not_allowed);
+    let guarded = Router::new()
+        .route("/config", get(health::config))
+        .route("/records", get(records::list))
+        .route("/records/{id}", get(records::show).delete(records::forget))
+        .route("/records/{id}/resolve", post(records::resolve))
+        .method_not_allowed_fallback(method_not_allowed)
+        .fallback(not_found)
+        .layer(
+            ServiceBuilder::new()
+                .layer(middleware::from_fn_with_state(state.clone(), guard::check))
+                .layer(HandleErrorLayer::new(overrun))
+                .layer(LoadShedLayer::new())
+                .layer(GlobalConcurrencyLimitLayer::new(CALLS_AT_A_TIME))
+                .layer(TimeoutLayer::new(CALL_TIMEOUT))
+                .layer(DefaultBodyLimit::max(MAX_BODY)),
+        );
+    health.merge(guarded).with_state(state)
+}
+
+async fn not_found(uri: http::Uri) -> Problem {
+    Problem::not_found(format!(
+        "There is no {}; the calls are /livez, /readyz, /metrics, /config, /records, /records/ID and /records/ID/resolve.",
+        uri.path()
+    ))
+}
+
+async fn method_not_allowed() -> Problem {
+    Problem::method_not_allowed()
+}
+
+/// Turns what the layers raise into an answer.
+async fn overrun(error: BoxError) -> Problem {
+    if error.is::<tower::load_shed::error::Overloaded>() { Problem::overloaded() } else { Problem::timed_out() }
+}

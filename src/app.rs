@@ -1,1 +1,282 @@
-//! Stub.
+//! The whole: settings in, running parts out; and the only place that knows them all and stops them in order.
+//!
+//! Threads: this one accepts, answers operators and does the store's background work; each core is a thread with a
+//! runtime of its own that serves clients. A core's runtime outlives its last connection until no attempt runs any more.
+
+use std::collections::HashMap;
+use std::io;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use tokio::signal::unix::{SignalKind, signal};
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::admin::{self, AdminState};
+use crate::config::{self, Config, Loaded};
+use crate::metrics::Metrics;
+use crate::proxy::{Proxy, Shared};
+use crate::server::{self, BindError, Inbox, Listener};
+use crate::shutdown::{Ready, Signal, TaskGuard, Tasks};
+use crate::store::{self, OpenError, Opened, Store};
+use crate::telemetry;
+use crate::upstream::TlsSetupError;
+
+/// How long, after the drain's end, what was cut off may take to say so to the store, beyond the store's own timeout.
+const LAST_WORDS: Duration = Duration::from_secs(1);
+
+/// Why the proxy did not start, or did not stop as it should.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    /// The log could not be started.
+    #[error("cannot start the log")]
+    Log(#[from] telemetry::StartError),
+    /// A listener's address cannot be had.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// The store's settings can never work.
+    #[error("cannot open the store")]
+    Store(#[from] OpenError),
+    /// The certificates for an upstream cannot be read.
+    #[error("cannot prepare TLS to the upstream of route `{route}`")]
+    Upstream {
+        /// The route.
+        route: String,
+        /// What is wrong.
+        source: Box<TlsSetupError>,
+    },
+    /// The operating system refused a thread, a signal handler or a runtime.
+    #[error("cannot start: {what}")]
+    System {
+        /// What was asked for.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+impl RunError {
+    /// Whether other settings would mend it.
+    pub fn is_wrong_settings(&self) -> bool {
+        matches!(self, RunError::Store(_) | RunError::Upstream { .. })
+    }
+}
+
+fn system(what: &'static str) -> impl FnOnce(io::Error) -> RunError {
+    move |source| RunError::System { what, source }
+}
+
+/// Runs the proxy until it is told to stop (SIGTERM or SIGINT), and stops it in order.
+///
+/// # Errors
+/// If it cannot start. A stop that had to cut attempts off is not an error: each of them was doubted or released.
+pub fn run(loaded: Loaded) -> Result<(), RunError> {
+    telemetry::start(&loaded.config.log)?;
+    tracing::info!(
+        version = env!("CARGO_PKG_VERSION"),
+        file = loaded.file.as_ref().map(|file| file.display().to_string()),
+        threads = loaded.config.threads,
+        routes = loaded.config.routes.len(),
+        "starting"
+    );
+    for warning in &loaded.warnings {
+        tracing::warn!("{warning}");
+    }
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("a runtime"))?;
+    runtime.block_on(App::start(loaded.config)?.run())
+}
+
+/// The running parts.
+struct App {
+    config: Config,
+    metrics: Arc<Metrics>,
+    ready: Ready,
+    shared: Shared,
+    store: Opened,
+    listener: Listener,
+    admin: Option<Listener>,
+    cores: Vec<server::Core>,
+    threads: Vec<JoinHandle<()>>,
+    signals: Signals,
+}
+
+/// What the cores are told, and what they tell.
+#[derive(Clone, Default)]
+struct Signals {
+    /// Stop accepting; connections finish their requests.
+    stop: Signal,
+    /// Cores whose connections are still open.
+    serving: Tasks,
+    /// No attempt runs any more; the cores' runtimes may go.
+    end: Signal,
+}
+
+impl App {
+    /// Binds, opens and prepares everything that can fail, and starts the cores.
+    fn start(config: Config) -> Result<App, RunError> {
+        let listener = server::bind(config.listen)?;
+        let admin = config.admin.listen.map(server::bind).transpose()?;
+        let metrics = Metrics::new();
+        let store = store::open(&config.store, &metrics)?;
+        let shared = Shared::new(&config.limits, &metrics);
+        let signals = Signals::default();
+        let mut app = App {
+            metrics,
+            ready: Ready::default(),
+            shared,
+            store,
+            listener,
+            admin,
+            cores: Vec::new(),
+            threads: Vec::new(),
+            signals,
+            config,
+        };
+        for number in 0..app.config.threads {
+            app.start_core(number)?;
+        }
+        Ok(app)
+    }
+
+    fn start_core(&mut self, number: usize) -> Result<(), RunError> {
+        let proxy = Proxy::new(&self.config, &self.shared, self.store.store.for_core())
+            .map_err(|(route, source)| RunError::Upstream { route, source: Box::new(source) })?;
+        let runtime =
+            tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("a runtime"))?;
+        let (core, inbox) = server::core();
+        let limits = self.config.limits.clone();
+        let signals = self.signals.clone();
+        let serving = signals.serving.enter();
+        let thread = std::thread::Builder::new()
+            .name(format!("core-{number}"))
+            .spawn(move || runtime.block_on(run_core(inbox, proxy, limits, signals, serving)))
+            .map_err(system("a thread"))?;
+        self.cores.push(core);
+        self.threads.push(thread);
+        Ok(())
+    }
+
+    async fn run(self) -> Result<(), RunError> {
+        let App { config, metrics, ready, shared, store, listener, admin, cores, threads, signals } = self;
+        let mut told = Told::listen()?;
+        let Opened { store, background } = store;
+        let mut parts = JoinSet::new();
+        parts.spawn(background);
+        let admin_stop = Signal::new();
+        let mut admin_part = JoinSet::new();
+        if let Some(admin) = admin {
+            announce("admin", &admin);
+            let state = admin_state(&config, &metrics, &ready, &store, admin.address());
+            let socket = admin.into_tokio().map_err(system("the admin listener"))?;
+            admin_part.spawn(admin::serve(socket, admin::router(state), admin_stop.clone()));
+        }
+        announce("proxy", &listener);
+        ready.set(true);
+        let accepting = server::accept(listener, cores, &config.limits, &signals.stop, &metrics);
+        let stopping = async {
+            told.stop().await;
+            ready.set(false);
+            tracing::info!(running = shared.tasks.running(), "stopping");
+            let _ = timeout(config.drain_delay, told.stop()).await;
+            signals.stop.give();
+        };
+        let (accepted, ()) = tokio::join!(accepting, stopping);
+        if let Err(error) = accepted {
+            tracing::error!(%error, "the listener failed");
+        }
+        drain(&config, &shared, &signals, &mut told).await;
+        admin_stop.give();
+        while admin_part.join_next().await.is_some() {}
+        signals.end.give();
+        for thread in threads {
+            if thread.join().is_err() {
+                tracing::error!("a core ended in a panic");
+            }
+        }
+        parts.shutdown().await;
+        drop(store);
+        tracing::info!("stopped");
+        Ok(())
+    }
+}
+
+async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {
+    let service = move |request, peer: server::Peer| {
+        let proxy = proxy.clone();
+        async move { proxy.handle(request, peer.remote).await }
+    };
+    tokio::select! {
+        () = server::serve(inbox, service, &limits, &signals.stop) => {}
+        () = signals.end.given() => {}
+    }
+    drop(serving);
+    // Attempts may go on after their callers have left.
+    signals.end.given().await;
+}
+
+/// Waits for what runs, up to the deadline; then cuts it off, and waits for it to be doubted or released.
+async fn drain(config: &Config, shared: &Shared, signals: &Signals, told: &mut Told) {
+    let quiet = async {
+        shared.tasks.finished().await;
+        signals.serving.finished().await;
+    };
+    tokio::select! {
+        () = quiet => return,
+        () = tokio::time::sleep(config.drain_timeout) => {
+            tracing::warn!(attempts = shared.tasks.running(), "the drain is over, cutting off what still runs");
+        }
+        () = told.stop() => tracing::warn!(attempts = shared.tasks.running(), "told to stop again, cutting off"),
+    }
+    shared.cut_off.give();
+    if timeout(config.store.timeout + LAST_WORDS, shared.tasks.finished()).await.is_err() {
+        tracing::error!(attempts = shared.tasks.running(), "left behind without a word to the store");
+    }
+    // Their callers get the news if they read it now.
+    let _ = timeout(LAST_WORDS, signals.serving.finished()).await;
+}
+
+fn announce(listener: &'static str, socket: &Listener) {
+    tracing::info!(listener, address = %socket.address(), "listening");
+}
+
+fn admin_state(
+    config: &Config,
+    metrics: &Arc<Metrics>,
+    ready: &Ready,
+    store: &Arc<dyn Store>,
+    address: std::net::SocketAddr,
+) -> AdminState {
+    let retention: HashMap<_, _> =
+        config.routes.iter().map(|route| (route.name.to_string(), route.retention)).collect();
+    AdminState {
+        store: store.clone(),
+        metrics: metrics.clone(),
+        ready: ready.clone(),
+        effective: config::effective(config).into(),
+        token: config.admin.token.clone(),
+        loopback: address.ip().is_loopback(),
+        retention: Arc::new(retention),
+    }
+}
+
+/// The signals by which a process is told to stop.
+struct Told {
+    terminate: tokio::signal::unix::Signal,
+    interrupt: tokio::signal::unix::Signal,
+}
+
+impl Told {
+    fn listen() -> Result<Told, RunError> {
+        let listen = |kind| signal(kind).map_err(system("a signal handler"));
+        Ok(Told { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
+    }
+
+    /// Returns at the next of them.
+    async fn stop(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

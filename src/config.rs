@@ -15,6 +15,25 @@ use secrecy::SecretString;
 pub mod statuses;
 pub mod store;
 
+mod address;
+mod effective;
+mod load;
+mod mistakes;
+mod presets;
+mod risks;
+mod route;
+mod sections;
+mod sources;
+mod store_url;
+mod tree;
+mod values;
+
+#[cfg(test)]
+mod tests;
+
+pub use effective::effective;
+pub use load::{Environment, Flags, Loaded, Sources, load};
+pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
 pub use store::StoreConfig;
 
@@ -213,7 +232,8 @@ pub enum ScopePart {
     Header(HeaderName),
     /// A parameter of the query.
     Query(String),
-    /// A constant. Not to be written in a file: the command line's route has its upstream's authority here.
+    /// A constant: the command line's route has its upstream's authority here. A file can name one (`constant:TEXT`), so
+    /// that effective settings can be written down and loaded again.
     Constant(String),
 }
 

@@ -93,7 +93,7 @@ impl FromStr for Token {
 }
 
 /// The name of a record: `route-name:` and 32 hex characters. It is a hash, so it is safe to print.
-#[derive(Clone, PartialEq, Eq, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct RecordId {
     route: Arc<str>,
     hash: [u8; 16],
@@ -549,6 +549,10 @@ pub enum RenewReply {
 /// Extends the lease of a claim that is still alive. An unknown record is never revived by this.
 pub fn renew(slot: &mut Slot, claim: &Claim, now: Timestamp) -> RenewReply {
     slot.expire(now);
+    if let Some(record) = &mut slot.record {
+        // Whether a sweep came by in between must not decide what a late renewal is told.
+        lapse(record, now);
+    }
     match &mut slot.record {
         None if slot.tombstone => RenewReply::Lost,
         None => {

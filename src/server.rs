@@ -1,1 +1,197 @@
-//! Stub.
+//! Listen: the first step. Accepts connections, reads requests under limits and deadlines, refuses what is ambiguous
+//! before anyone acts on it, and drains.
+//!
+//! One acceptor ([`accept`]) gives each connection to the core with the fewest; each core is a thread that runs
+//! [`serve`] on a runtime of its own, and a request never leaves it. What a request means is left to the service:
+//! nothing here knows of keys or records.
+
+use std::convert::Infallible;
+use std::future::{Future, poll_fn};
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use http::{Request, Response};
+use http_body::Body;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{HttpService, service_fn};
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+
+use crate::config::Limits;
+use crate::shutdown::{Signal, Tasks, spawn_counted};
+
+mod answer;
+mod core;
+mod drain;
+mod exchange;
+mod fault;
+mod framing;
+mod head;
+mod listener;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use self::core::{Core, Inbox, core};
+pub use answer::Answer;
+pub use fault::HeadFault;
+pub use listener::{BindError, Listener, accept, bind};
+
+use self::core::Accepted;
+use drain::Drain;
+use exchange::Exchange;
+use wire::Wire;
+
+/// The two ends of the connection that a request came by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The client's address.
+    pub remote: SocketAddr,
+    /// The address that it connected to.
+    pub local: SocketAddr,
+}
+
+/// What a body's error has to become so that hyper can report it.
+type BoxError = Box<dyn std::error::Error + Send + Sync>;
+
+/// Serves the connections that arrive in the inbox, each as a task of the current runtime, until the acceptor is gone
+/// and the last connection is closed. Dropping the future leaves its connections running; they end with the runtime.
+///
+/// The service is called once for each request whose head is sound; others get 400 and their connection is closed.
+/// When `stop` is given, connections between two requests close at once, running requests get their answers with
+/// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
+/// the caller's, who may drop the future. A service that panics costs its connection, nothing else.
+///
+/// A client that goes away while its request runs drops the service's future: work that must finish belongs in a task.
+pub async fn serve<S, F, B>(mut inbox: Inbox, service: S, limits: &Limits, stop: &Signal)
+where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    let http = protocol(limits);
+    let drain = Arc::new(Drain::default());
+    let tasks = Tasks::default();
+    let mut stopped = pin!(stop.given());
+    loop {
+        tokio::select! {
+            biased;
+            () = &mut stopped, if !drain.has_begun() => drain.begin(),
+            accepted = inbox.next() => match accepted {
+                Some(accepted) => spawn(accepted, &http, service.clone(), limits, &drain, &tasks),
+                None => break,
+            },
+        }
+    }
+    // The acceptor is gone. Its end is the stop as well, whichever this core hears of first.
+    drain.begin();
+    tasks.finished().await;
+}
+
+/// The settings of the protocol.
+///
+/// No deadline is set here: hyper knows one timer for heads and for idle connections, so [`Wire`] keeps both. The limit
+/// of 100 fields is hyper's own; another would cost two allocations a request. `half_close` stays off, so that a client
+/// that has gone is noticed.
+fn protocol(limits: &Limits) -> http1::Builder {
+    /// The smallest buffer that hyper takes.
+    const SMALLEST_BUFFER: usize = 8192;
+    let mut http = http1::Builder::new();
+    http.max_buf_size(limits.header_bytes.max(SMALLEST_BUFFER)).max_header_size(limits.header_bytes);
+    http
+}
+
+/// Runs one connection as a counted task.
+fn spawn<S, F, B>(
+    accepted: Accepted,
+    http: &http1::Builder,
+    service: S,
+    limits: &Limits,
+    drain: &Arc<Drain>,
+    tasks: &Tasks,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    let Accepted { stream, remote, seat } = accepted;
+    let opened = stream.local_addr().and_then(|local| Ok((TcpStream::from_std(stream)?, local)));
+    let (stream, local) = match opened {
+        Ok(opened) => opened,
+        Err(error) => {
+            tracing::debug!(%remote, %error, "a connection broke before it was served");
+            return;
+        }
+    };
+    let peer = Peer { remote, local };
+    let exchange = Arc::new(Exchange::default());
+    let wire = Wire::new(stream, limits, exchange.clone(), drain.clone());
+    let (told, busy) = (drain.clone(), exchange.clone());
+    let drain = drain.clone();
+    let answering = service_fn(move |request| {
+        let turn = exchange.begin();
+        let verdict = exchange.verdict().and_then(|()| head::check(&request));
+        let called = verdict.map(|()| service(request, peer));
+        let (drain, exchange) = (drain.clone(), exchange.clone());
+        async move {
+            let mut response = match called {
+                Ok(running) => running.await.map(|body| Answer::of(body, turn)),
+                Err(fault) => {
+                    tracing::debug!(remote = %peer.remote, %fault, "a request was refused by its head");
+                    Answer::refusal(fault, turn)
+                }
+            };
+            if exchange.is_receiving() {
+                // Lets hyper see first whether the service has dropped the body. If so, the connection cannot be used
+                // again, and the answer should say it: clients stop sending then.
+                tokio::task::yield_now().await;
+            }
+            if drain.has_begun() {
+                answer::close(&mut response);
+            }
+            Ok::<_, Infallible>(response)
+        }
+    });
+    let connection = http.serve_connection(TokioIo::new(wire), answering);
+    spawn_counted(tasks, async move {
+        // Held until the connection is closed: its place under the limit, and its counts.
+        let _seat = seat;
+        if let Err(error) = drive(connection, &told, &busy).await {
+            tracing::debug!(%remote, %error, "a connection ended early");
+        }
+    });
+}
+
+/// Runs a connection to its end, and has it end with the request that is being answered when draining begins. A
+/// connection that is between two requests then is closed by its [`Wire`].
+async fn drive<S, B>(
+    connection: http1::Connection<TokioIo<Wire>, S>,
+    drain: &Arc<Drain>,
+    exchange: &Exchange,
+) -> hyper::Result<()>
+where
+    S: HttpService<Incoming, ResBody = B>,
+    S::Error: Into<BoxError>,
+    B: Body + 'static,
+    B::Error: Into<BoxError>,
+{
+    let mut connection = pin!(connection);
+    let mut wake = None;
+    let mut told = false;
+    poll_fn(|cx| {
+        // The waker of a task stays the same, so that once is enough.
+        wake.get_or_insert_with(|| drain.wake(cx.waker()));
+        if !told && drain.has_begun() && (exchange.is_answering() || exchange.is_stalled()) {
+            told = true;
+            connection.as_mut().graceful_shutdown();
+        }
+        connection.as_mut().poll(cx)
+    })
+    .await
+}

@@ -29,9 +29,13 @@ use crate::record::{
 
 pub mod codec;
 
+mod clock;
 mod disk;
+mod index;
+mod measured;
 mod memory;
 mod redis;
+mod watchers;
 
 /// An opened back-end: a handle, and the work it needs done beside the requests.
 pub struct Opened {
@@ -67,11 +71,12 @@ impl OpenError {
 
 /// Opens the back-end that the settings name, and says loudly when records will not survive a restart.
 pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
-    match &config.backend {
-        Backend::Memory => memory::open(config, metrics),
-        Backend::Disk { .. } => disk::open(config, metrics),
-        Backend::Redis(_) => redis::open(config, metrics),
-    }
+    let opened = match &config.backend {
+        Backend::Memory => memory::open(metrics),
+        Backend::Disk { dir } => disk::open(dir, config.timeout, metrics),
+        Backend::Redis(_) => redis::open(config, metrics)?,
+    };
+    Ok(Opened { store: measured::measured(opened.store, metrics), ..opened })
 }
 
 /// The answer of a store operation, some time.

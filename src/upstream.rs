@@ -1,1 +1,88 @@
-//! Stub.
+//! Towards the upstream: one HTTP/1.1 connection pool per route and core, for keyed and plain traffic alike.
+//!
+//! It is our own, and small, because the pools at hand cannot say the one thing that matters here: whether a request
+//! that failed may have run. This one hands a request over exactly once, never resends, and tells "certainly not sent"
+//! from "nobody can tell" ([`SendError`]). Keys, claims and records are unknown here; so is what a caller is told.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+
+use crate::config;
+use crate::metrics::RouteMetrics;
+
+mod body;
+mod connect;
+mod connection;
+mod idle;
+mod tls;
+mod wire;
+
+#[cfg(test)]
+mod tests;
+
+pub use body::{BodyError, BoxError, RequestBody, ResponseBody};
+pub use connect::ConnectError;
+pub use connection::{AmbiguousResponse, Connection, SendError};
+pub use tls::TlsSetupError;
+
+use connect::Dialer;
+use idle::IdleList;
+
+/// Connections to one upstream, used by the tasks of one core. Cheap to clone; clones share everything.
+#[derive(Clone, Debug)]
+pub struct Pool {
+    shared: Arc<Shared>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    dialer: Arc<Dialer>,
+    idle: Arc<IdleList>,
+    sends: Counter,
+}
+
+impl Pool {
+    /// A pool without connections. With TLS it reads the certificates to trust, so it belongs to the start.
+    ///
+    /// `connect_timeout` is for name, connection and TLS together. A connection unused for `idle_timeout` is closed;
+    /// it should be shorter than the upstream's own, so that it is this side that closes first.
+    pub fn new(
+        upstream: &config::Upstream,
+        connect_timeout: Duration,
+        idle_timeout: Duration,
+        metrics: &RouteMetrics,
+    ) -> Result<Pool, TlsSetupError> {
+        let dialer = Arc::new(Dialer::new(upstream, connect_timeout)?);
+        let idle = IdleList::new(idle_timeout);
+        Ok(Pool { shared: Arc::new(Shared { dialer, idle, sends: metrics.upstream_sends.clone() }) })
+    }
+
+    /// A pool to the same upstream with connections of its own, for another core. It does not read the certificates
+    /// again, and resumes the TLS sessions of its siblings.
+    #[must_use]
+    pub fn for_another_core(&self) -> Pool {
+        let Shared { dialer, idle, sends } = &*self.shared;
+        let (dialer, idle) = (dialer.clone(), IdleList::new(idle.timeout()));
+        Pool { shared: Arc::new(Shared { dialer, idle, sends: sends.clone() }) }
+    }
+
+    /// An idle connection, the most recently used first and found alive, or else a fresh one.
+    ///
+    /// An error means that nothing was sent.
+    pub async fn checkout(&self) -> Result<Connection, ConnectError> {
+        match self.shared.idle.take() {
+            Some(link) => Ok(Connection::reused(link, self.shared.clone())),
+            None => self.connect().await,
+        }
+    }
+
+    /// A fresh connection, whatever is idle.
+    ///
+    /// An error means that nothing was sent. Dropping the future gives the connection up.
+    pub async fn connect(&self) -> Result<Connection, ConnectError> {
+        let link = self.shared.dialer.dial().await?;
+        Ok(Connection::fresh(link, self.shared.clone()))
+    }
+}

@@ -41,8 +41,8 @@ const COMPLETED: u8 = 3;
 
 const QUOTED: u8 = 1;
 const PRIOR: u8 = 2;
-const RESPONSE: u8 = 4;
-const BODY: u8 = 8;
+pub(crate) const RESPONSE: u8 = 4;
+pub(crate) const BODY: u8 = 8;
 
 /// Why stored bytes are not a record that this version can read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -179,12 +179,12 @@ fn decode_response(status: u16, flags: u8, fields: Bytes, body: Bytes) -> Result
     Response::from_parts(status, fields, body).map(Some).map_err(|_| DAMAGED)
 }
 
-fn reason_code(reason: Reason) -> u8 {
+pub(crate) fn reason_code(reason: Reason) -> u8 {
     let position = Reason::ALL.iter().position(|r| *r == reason).unwrap_or(0);
     u8::try_from(position + 1).unwrap_or(1)
 }
 
-fn reason_of(code: u8) -> Result<Reason, Unreadable> {
+pub(crate) fn reason_of(code: u8) -> Result<Reason, Unreadable> {
     let position = usize::from(code).checked_sub(1);
     position
         .and_then(|at| Reason::ALL.get(at).copied())

@@ -1,12 +1,437 @@
-//! Stub.
+//! Records on one Redis server, shared by many proxies.
+//!
+//! Every operation is one script and one round trip; the scripts say in Lua what `record.rs` says in Rust, and a
+//! property test holds the two against each other. Each core has two connections, one for claims and one for bodies, so
+//! that a large replay does not hold up a claim. What the server survives is its own affair; see `docs/stores.md`.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use super::{OpenError, Opened};
-use crate::config::store::StoreConfig;
+use bytes::Bytes;
+use redis::Value;
+
+use self::ask::{Limits, NoAnswer, Question, ask};
+use self::health::Health;
+use self::keys::Keys;
+use self::link::{Endpoint, Link};
+use self::replies::{Claimed, Completed, Looked, Recorded};
+use self::scripts::{Call, Script, Scripts};
+use self::subscriber::Subscriptions;
+use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch, codec};
+use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
+use crate::record::{
+    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, OnUnknown, Reason,
+    Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Token, lapse,
+};
 
-/// Opens the store.
-pub(super) fn open(_config: &StoreConfig, _metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
-    Err(OpenError::new("not built yet"))
+mod ask;
+mod health;
+mod keys;
+mod link;
+mod list;
+mod replies;
+mod scripts;
+mod subscriber;
+mod sweep;
+
+/// In the index the claimed stand at this plus the end of their lease, the unknown at the moment they became so. Both
+/// stay below 2^53, where a score is exact. Named so in `record.lua` too.
+const CLAIMS_FROM: u64 = 1_000_000_000_000_000;
+/// Bodies up to this size come along with the claim's reply.
+const INLINE_BODY: usize = 64 * 1024;
+/// What even a full server is made to take: little more than a record needs without a body.
+const ALWAYS_KEPT: usize = 4096;
+/// The least that a server can be set to take in one piece (`proto-max-bulk-len`).
+const LEAST_BULK: usize = 1024 * 1024;
+/// Lua counts in doubles: spans are cut to what stays exact when added to a clock.
+const LONGEST_SPAN: u128 = 1 << 51;
+/// How often a claim is repeated that found a completed record and then found it gone.
+const VANISHED_AT_MOST: u32 = 3;
+
+/// Opens the store. Connections are opened when they are first used.
+pub(super) fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
+    let Backend::Redis(server) = &config.backend else {
+        return Err(OpenError::new("store.url does not name a Redis server"));
+    };
+    let endpoint = Arc::new(Endpoint::new(server, config.timeout)?);
+    let shared = Arc::new(Shared {
+        keys: Keys::new(&config.prefix),
+        scripts: Scripts::new(),
+        endpoint,
+        timeout: config.timeout,
+        health: Health::new(config.allow_eviction),
+        subscriptions: Subscriptions::new(),
+        metrics: Arc::clone(metrics),
+    });
+    let store = Arc::new(RedisStore::new(Arc::clone(&shared)));
+    Ok(Opened { store, background: Box::pin(background(shared)) })
+}
+
+/// What all handles of the process share.
+struct Shared {
+    keys: Keys,
+    scripts: Scripts,
+    endpoint: Arc<Endpoint>,
+    timeout: Duration,
+    health: Health,
+    subscriptions: Subscriptions,
+    metrics: Arc<Metrics>,
+}
+
+async fn background(shared: Arc<Shared>) {
+    let link = Link::new(Arc::clone(&shared.endpoint));
+    tokio::join!(
+        health::watch_server(&shared, &link),
+        sweep::sweep_for_ever(&shared, &link),
+        subscriber::listen(&shared, &link),
+        subscriber::poll(&shared, &link),
+    );
+}
+
+struct RedisStore {
+    shared: Arc<Shared>,
+    claims: Link,
+    bodies: Link,
+}
+
+impl RedisStore {
+    fn new(shared: Arc<Shared>) -> RedisStore {
+        let link = || Link::new(Arc::clone(&shared.endpoint));
+        RedisStore { claims: link(), bodies: link(), shared }
+    }
+
+    fn limits(&self) -> Limits {
+        Limits::new(self.shared.timeout, self.shared.health.is_reachable())
+    }
+
+    fn attempt<'a>(&self, script: &'a Script, claim: &'a Claim, member: &'a str) -> Call<'a> {
+        Call::new(script, self.shared.keys.with_token(&claim.id, claim.token))
+            .arg(member.as_bytes())
+            .arg(claim.token.as_bytes())
+            .text_bytes([&claim.fingerprint.policy[..], &claim.fingerprint.digest].concat())
+            .text(u8::from(claim.quoted))
+            .text(millis(claim.lease))
+            .text(millis(claim.abandon_after))
+            .text(claim.unknown_retention.map_or(0, millis))
+    }
+
+    async fn ask(&self, link: &Link, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
+        ask(link, &Question::Script(call), limits).await.inspect_err(|no| self.shared.health.failed(&no.error))
+    }
+
+    async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
+        let limits = self.limits();
+        health::admit_claim(&self.shared, &self.claims, limits).await?;
+        let member = claim.id.to_string();
+        for _ in 0..VANISHED_AT_MOST {
+            let call = self
+                .attempt(&self.shared.scripts.claim, claim, &member)
+                .text(u8::from(claim.on_unknown == OnUnknown::Resend))
+                .text(INLINE_BODY);
+            match Claimed::read(self.ask(&self.claims, call, limits).await?)? {
+                Claimed::Decided { reply, lapsed } => {
+                    self.count_stale(&claim.id, lapsed);
+                    return Ok(reply);
+                }
+                Claimed::Completed(found) => {
+                    if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, found, limits).await? {
+                        return Ok(ClaimReply::Completed(replay));
+                    }
+                }
+            }
+        }
+        Err(vanishing())
+    }
+
+    async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
+        let limits = self.limits();
+        let member = id.to_string();
+        for _ in 0..VANISHED_AT_MOST {
+            let call = Call::new(&self.shared.scripts.look, self.shared.keys.of(id))
+                .arg(member.as_bytes())
+                .arg(b"")
+                .text_bytes([&fingerprint.policy[..], &fingerprint.digest].concat())
+                .text(INLINE_BODY);
+            match Looked::read(self.ask(&self.claims, call, limits).await?)? {
+                Looked::Decided { reply, lapsed } => {
+                    self.count_stale(id, lapsed);
+                    return Ok(reply);
+                }
+                Looked::Completed(found) => {
+                    if let Some(replay) = self.fetch(id, fingerprint, found, limits).await? {
+                        return Ok(LookReply::Completed(replay));
+                    }
+                }
+            }
+        }
+        Err(vanishing())
+    }
+
+    /// The replay of what a script found, if need be by a second trip. `None` if another record, or none, is there now.
+    async fn fetch(
+        &self,
+        id: &RecordId,
+        fingerprint: &Fingerprint,
+        found: Completed,
+        limits: Limits,
+    ) -> Result<Option<Replay>, StoreError> {
+        let (head, now) = match found {
+            Completed::Whole { record, now } => return replies::replay(record, fingerprint, now).map(Some),
+            Completed::Head { head, now } => (head, now),
+        };
+        let mut commands = redis::pipe();
+        commands.cmd("GET").arg(self.shared.keys.record(id));
+        let answer = ask(&self.bodies, &Question::Commands(commands), limits).await.inspect_err(|no| {
+            self.shared.health.failed(&no.error);
+        })?;
+        match one(answer)? {
+            Value::BulkString(value) if value.starts_with(&head) => {
+                let record = codec::decode(Bytes::from(value)).map_err(replies::unreadable)?;
+                replies::replay(record, fingerprint, now).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    async fn complete(
+        &self,
+        claim: &Claim,
+        response: &Response,
+        retention: Duration,
+    ) -> Result<CompleteReply, StoreError> {
+        let limits = self.limits();
+        let member = claim.id.to_string();
+        let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
+        for _ in 0..VANISHED_AT_MOST {
+            let call = |script, body| {
+                with_response(self.attempt(script, claim, &member).text(millis(retention)), Some(response), body)
+                    .text(INLINE_BODY)
+            };
+            let answer = self.write(scripts, response.body(), limits, call).await?;
+            match Recorded::read(answer)? {
+                Recorded::Decided(reply) => return Ok(reply),
+                Recorded::Already(found) => {
+                    if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, found, limits).await? {
+                        return Ok(CompleteReply::Already(replay));
+                    }
+                }
+            }
+        }
+        Err(vanishing())
+    }
+
+    /// Writes a response, without its body where the server is too full for it or does not take it.
+    async fn write<'a, F>(
+        &self,
+        [if_room, always]: [&'a Script; 2],
+        body: Option<&'a Bytes>,
+        limits: Limits,
+        call: F,
+    ) -> Result<Value, StoreError>
+    where
+        F: Fn(&'a Script, Option<&'a [u8]>) -> Call<'a>,
+    {
+        let Some(body) = body.filter(|body| body.len() > ALWAYS_KEPT) else {
+            return Ok(self.ask(&self.bodies, call(always, body.map(Bytes::as_ref)), limits).await?);
+        };
+        // A server that does not take it may cut the connection before its reason can be read.
+        let patience = if body.len() >= LEAST_BULK { limits.until_cut(2) } else { limits };
+        match self.ask(&self.bodies, call(if_room, Some(body)), patience).await {
+            Ok(answer) => Ok(answer),
+            Err(no) if no.is_full || no.is_too_large || (body.len() >= LEAST_BULK && no.cuts > 1) => {
+                tracing::warn!(bytes = body.len(), error = %no.error, "a response is recorded without its body");
+                Ok(self.ask(&self.bodies, call(always, None), limits).await?)
+            }
+            Err(no) => Err(no.error),
+        }
+    }
+
+    async fn doubt(
+        &self,
+        claim: &Claim,
+        reason: Reason,
+        response: Option<&Response>,
+    ) -> Result<DoubtReply, StoreError> {
+        let member = claim.id.to_string();
+        let scripts = [&self.shared.scripts.doubt_if_room, &self.shared.scripts.doubt];
+        let call = |script, body| {
+            let call = self.attempt(script, claim, &member).text(codec::reason_code(reason));
+            with_response(call, response, body)
+        };
+        let answer = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        replies::doubted(answer)
+    }
+
+    async fn resolve(
+        &self,
+        id: &RecordId,
+        token: Token,
+        finding: &Finding,
+        force: bool,
+    ) -> Result<ResolveReply, StoreError> {
+        let member = id.to_string();
+        let (response, retention) = match finding {
+            Finding::Executed { response, retention } => (Some(response), *retention),
+            Finding::NotExecuted => (None, Duration::ZERO),
+        };
+        let scripts = [&self.shared.scripts.resolve_if_room, &self.shared.scripts.resolve];
+        let call = |script, body| {
+            let call = Call::new(script, self.shared.keys.with_token(id, token))
+                .arg(member.as_bytes())
+                .text_bytes(token.as_bytes().to_vec())
+                .text(u8::from(force))
+                .text(u8::from(response.is_some()))
+                .text(millis(retention));
+            with_response(call, response, body)
+        };
+        let answer = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        replies::resolved(answer)
+    }
+
+    async fn forget(&self, id: &RecordId, token: Token, force: bool) -> Result<ForgetReply, StoreError> {
+        let member = id.to_string();
+        let call = Call::new(&self.shared.scripts.forget, self.shared.keys.with_token(id, token))
+            .arg(member.as_bytes())
+            .arg(token.as_bytes())
+            .text(u8::from(force));
+        replies::forgotten(self.ask(&self.claims, call, self.limits()).await?)
+    }
+
+    async fn get(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
+        let mut commands = redis::pipe();
+        commands.cmd("TIME").cmd("GET").arg(self.shared.keys.record(id));
+        let answer = ask(&self.bodies, &Question::Commands(commands), self.limits()).await.inspect_err(|no| {
+            self.shared.health.failed(&no.error);
+        })?;
+        let Value::Array(answers) = answer else { return Err(odd_answer()) };
+        let mut answers = answers.into_iter();
+        let now = answers.next().and_then(|time| list::time_of(&time)).ok_or_else(odd_answer)?;
+        let value = match answers.next() {
+            Some(Value::Nil) => return Ok(None),
+            Some(Value::BulkString(value)) => value,
+            Some(Value::ServerError(error)) => {
+                return Err(replies::unreadable(codec::Unreadable::Damaged("it is not a string"))
+                    .because(redis::RedisError::from(error)));
+            }
+            _ => return Err(odd_answer()),
+        };
+        let mut record = codec::decode(Bytes::from(value)).map_err(replies::unreadable)?;
+        if record.expires_at().is_some_and(|at| at <= now) {
+            return Ok(None);
+        }
+        lapse(&mut record, now);
+        Ok(Some(record))
+    }
+
+    fn count_stale(&self, id: &RecordId, lapsed: bool) {
+        if lapsed {
+            self.shared.metrics.stale_claim(id.route());
+        }
+    }
+}
+
+/// Adds a response's arguments: status, fields, body and flags as in a record's head.
+fn with_response<'a>(call: Call<'a>, response: Option<&'a Response>, body: Option<&'a [u8]>) -> Call<'a> {
+    let flags = match (response, body) {
+        (None, _) => 0,
+        (Some(_), None) => codec::RESPONSE,
+        (Some(_), Some(_)) => codec::RESPONSE | codec::BODY,
+    };
+    call.text(response.map_or(0, Response::status))
+        .arg(response.map(|response| response.fields().as_ref()).unwrap_or_default())
+        .arg(body.unwrap_or_default())
+        .text(flags)
+}
+
+fn millis(span: Duration) -> u128 {
+    span.as_millis().min(LONGEST_SPAN)
+}
+
+fn one(answer: Value) -> Result<Value, StoreError> {
+    match answer {
+        Value::Array(mut answers) => answers.pop().ok_or_else(odd_answer),
+        _ => Err(odd_answer()),
+    }
+}
+
+fn odd_answer() -> StoreError {
+    StoreError::new(StoreErrorKind::Broken, false, "Redis answered with something that is not understood")
+}
+
+fn vanishing() -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, true, "the record was gone each time its body was fetched")
+}
+
+impl Store for RedisStore {
+    fn for_core(&self) -> Arc<dyn Store> {
+        Arc::new(RedisStore::new(Arc::clone(&self.shared)))
+    }
+
+    fn claim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ClaimReply> {
+        Box::pin(self.claim(claim))
+    }
+
+    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
+        Box::pin(self.look(id, fingerprint))
+    }
+
+    fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
+        Box::pin(async {
+            let member = claim.id.to_string();
+            let call = self.attempt(&self.shared.scripts.renew, claim, &member);
+            replies::renewed(self.ask(&self.claims, call, self.limits()).await?)
+        })
+    }
+
+    fn complete<'a>(
+        &'a self,
+        claim: &'a Claim,
+        response: &'a Response,
+        retention: Duration,
+    ) -> Answer<'a, CompleteReply> {
+        Box::pin(self.complete(claim, response, retention))
+    }
+
+    fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
+        Box::pin(async {
+            let member = claim.id.to_string();
+            let call = self.attempt(&self.shared.scripts.release, claim, &member);
+            replies::released(self.ask(&self.claims, call, self.limits()).await?)
+        })
+    }
+
+    fn doubt<'a>(&'a self, claim: &'a Claim, reason: Reason, response: Option<&'a Response>) -> Answer<'a, DoubtReply> {
+        Box::pin(self.doubt(claim, reason, response))
+    }
+
+    fn resolve<'a>(
+        &'a self,
+        id: &'a RecordId,
+        token: Token,
+        finding: &'a Finding,
+        force: bool,
+    ) -> Answer<'a, ResolveReply> {
+        Box::pin(self.resolve(id, token, finding, force))
+    }
+
+    fn forget<'a>(&'a self, id: &'a RecordId, token: Token, force: bool) -> Answer<'a, ForgetReply> {
+        Box::pin(async move { self.forget(id, token, force).await })
+    }
+
+    fn get<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Option<Record>> {
+        Box::pin(self.get(id))
+    }
+
+    fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page> {
+        Box::pin(list::list(&self.shared, &self.bodies, query))
+    }
+
+    fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
+        Box::pin(async { Ok(Subscriptions::watch(&self.shared, id, self.shared.timeout / 2).await) })
+    }
+
+    fn ready(&self) -> Result<(), NotReady> {
+        self.shared.health.ready()
+    }
 }

@@ -1,1 +1,33 @@
-fn main() {}
+//! Everything that crosses a socket: real proxies, a scripted upstream, a raw client, real stores.
+//!
+//! A scenario builds its [`support::World`] in three lines and is named after the fault it guards against: `a1_…` to
+//! `i5_…` are faults that products of this kind have had. What involves the store runs once per store, and the
+//! store's name is the last part of the test's name. Rules, parsers and state machines are tested beside their code.
+
+#![allow(clippy::unwrap_used, reason = "a test may panic; so may what only tests call")]
+
+#[macro_use]
+mod support;
+
+mod layout;
+
+mod commands;
+mod contract;
+mod disk;
+
+mod claiming;
+mod crash;
+mod keys;
+
+mod keeping;
+mod replay;
+mod streams;
+
+mod store_faults;
+mod webhooks;
+
+mod answers;
+mod problems;
+mod vectors;
+
+mod storm;

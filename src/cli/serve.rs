@@ -1,0 +1,37 @@
+//! `serve`: settings in, [`crate::app`] until it stops.
+
+use std::process::ExitCode;
+
+use super::settings::SettingsArgs;
+use super::{chain, fail, misuse};
+use crate::app;
+
+const EXAMPLES: &str = "\
+Examples:
+  onceproxy serve --config onceproxy.toml
+  onceproxy serve --upstream http://127.0.0.1:3000
+  onceproxy serve --listen 127.0.0.1:0 --upstream https://api.example.com --store redis://127.0.0.1:6379
+
+Without a file there is one route, `default`, to --upstream. SIGTERM or SIGINT stops it: running requests end first.
+Exit codes: 0 stopped as told, 2 wrong usage or settings, 1 the rest, such as a port in use.";
+
+/// The arguments of `serve`.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub(super) struct Args {
+    #[command(flatten)]
+    settings: SettingsArgs,
+}
+
+/// Runs the proxy until it is told to stop.
+pub(super) fn run(args: &Args) -> ExitCode {
+    let loaded = match args.settings.load() {
+        Ok(loaded) => loaded,
+        Err(code) => return code,
+    };
+    match app::run(loaded) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) if error.is_wrong_settings() => misuse(&chain(&error)),
+        Err(error) => fail(&chain(&error)),
+    }
+}

@@ -1,0 +1,113 @@
+//! Addresses: where to listen, and the URL of an upstream.
+//!
+//! No name is looked up here: settings are checked without a network, and an upstream's name may change its address.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use super::Upstream;
+use super::mistakes::{Wrong, wrong};
+
+/// Parses an address to listen on. Only an IP address or `localhost` (which is 127.0.0.1) will do: a bare port would
+/// leave open whether the whole network is meant.
+pub(super) fn listen(text: &str) -> Result<SocketAddr, Wrong> {
+    if let Ok(address) = text.parse() {
+        return Ok(address);
+    }
+    let port = text.rsplit(':').next().and_then(|port| port.parse::<u16>().ok());
+    match (text.rsplit_once(':'), port) {
+        (Some(("localhost", _)), Some(port)) => Ok(SocketAddr::from((Ipv4Addr::LOCALHOST, port))),
+        (Some(("" | "*", _)) | None, Some(port)) => Err(wrong(
+            format!("{text:?} does not say on which address"),
+            format!("write \"127.0.0.1:{port}\" for this host alone, \"0.0.0.0:{port}\" for every address"),
+        )),
+        _ => Err(wrong(
+            format!("{text:?} is not an address to listen on"),
+            "write an IP address and a port, such as \"127.0.0.1:8080\", \"[::1]:8080\" or \"localhost:8080\"",
+        )),
+    }
+}
+
+/// Parses the operator's listener: an address, or `"off"`.
+pub(super) fn admin_listen(text: &str) -> Result<Option<SocketAddr>, Wrong> {
+    if text == "off" {
+        return Ok(None);
+    }
+    listen(text).map(Some).map_err(|what| Wrong { right: format!("{}; or \"off\"", what.right), ..what })
+}
+
+/// Parses the URL of an upstream. It has no path: the request target goes there as it came. Messages do not show the
+/// URL back, since a password may stand in it by mistake.
+pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
+    let example = "write http://HOST:PORT or https://HOST, such as \"https://api.example.com\"";
+    let (tls, rest) = match text.split_once("://") {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => (false, rest),
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (true, rest),
+        Some((scheme, _)) if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
+            return Err(wrong(format!("the scheme {scheme}:// is not one of an upstream"), example));
+        }
+        _ => return Err(wrong("this is not a URL with http:// or https://", example)),
+    };
+    let (authority, path) = rest.find(['/', '?', '#']).map_or((rest, ""), |end| rest.split_at(end));
+    if authority.contains('@') {
+        return Err(wrong(
+            "an upstream's URL carries no user or password",
+            "take them out; clients send their own Authorization",
+        ));
+    }
+    if path.starts_with(['?', '#']) || path.contains(['?', '#']) {
+        return Err(wrong("an upstream's URL has no query", "end it after the host and port"));
+    }
+    if path.len() > 1 {
+        return Err(wrong(
+            "an upstream's URL has no path",
+            "end it after the host and port; match paths with `path`, take them off with `strip_prefix`",
+        ));
+    }
+    let (host, port) = host_and_port(authority).map_err(|()| wrong("the URL has no valid host and port", example))?;
+    match port {
+        Some(0) => Err(wrong("port 0 cannot be connected to", example)),
+        _ => Ok(Upstream { tls, host, port: port.unwrap_or(if tls { 443 } else { 80 }), ca_file: None }),
+    }
+}
+
+/// An upstream as it is written in a file.
+pub(super) fn print_upstream(upstream: &Upstream) -> String {
+    format!("{}://{}", if upstream.tls { "https" } else { "http" }, upstream.authority())
+}
+
+/// Splits `host[:port]`. The host comes back in lower case, an IPv6 address without brackets.
+pub(super) fn host_and_port(text: &str) -> Result<(String, Option<u16>), ()> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (address, after) = rest.split_once(']').ok_or(())?;
+            let address: Ipv6Addr = address.parse().map_err(|_| ())?;
+            let port = if after.is_empty() { None } else { Some(after.strip_prefix(':').ok_or(())?) };
+            (address.to_string(), port)
+        }
+        None => {
+            let (host, port) = text.split_once(':').map_or((text, None), |(host, port)| (host, Some(port)));
+            if !is_name(host) {
+                return Err(());
+            }
+            (host.to_ascii_lowercase(), port)
+        }
+    };
+    match port {
+        Some(port) if port.bytes().all(|byte| byte.is_ascii_digit()) => Ok((host, Some(port.parse().map_err(|_| ())?))),
+        Some(_) => Err(()),
+        None => Ok((host, None)),
+    }
+}
+
+/// Whether this is a DNS name or an IPv4 address. Underscores occur in the names of container networks.
+fn is_name(host: &str) -> bool {
+    let label = |label: &str| {
+        (1..=63).contains(&label.len()) && label.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+    };
+    host.len() <= 253 && host.strip_suffix('.').unwrap_or(host).split('.').all(label)
+}
+
+/// Whether a host, as a name or an address, is this machine.
+pub(super) fn is_loopback(host: &str) -> bool {
+    host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback())
+}

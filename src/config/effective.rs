@@ -1,0 +1,165 @@
+//! Prints settings as the TOML that would give the same ones, with secrets masked.
+//!
+//! For `onceproxy check` and the admin call `/config`. Every setting is written out, so presets need no mention.
+
+use std::fmt::{Display, Write as _};
+use std::path::Path;
+use std::time::Duration;
+
+use toml::Value;
+
+use super::address::print_upstream;
+use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN};
+use super::sections::{FORMATS, LEVELS};
+use super::sources::{print_key_source, print_scope_part};
+use super::statuses::Verdict;
+use super::store::{Backend, StoreConfig};
+use super::store_url::{self, MASK};
+use super::values::{print_duration, print_size, word};
+use super::{Config, ForwardKey, Route};
+
+/// The effective settings as TOML. It loads again to the same settings, except that secrets are masked.
+pub fn effective(config: &Config) -> String {
+    let mut page = Page(String::new());
+    page.text("listen", config.listen);
+    page.duration("drain_timeout", config.drain_timeout);
+    page.duration("drain_delay", config.drain_delay);
+    page.number("threads", config.threads);
+    limits(&mut page, config);
+    page.head("[log]");
+    page.text("level", word(&LEVELS, &config.log.level));
+    page.text("format", word(&FORMATS, &config.log.format));
+    page.value("requests", config.log.requests);
+    page.head("[admin]");
+    page.text("listen", config.admin.listen.map_or_else(|| "off".to_owned(), |address| address.to_string()));
+    if config.admin.token.is_some() {
+        page.text("token", MASK);
+    }
+    store(&mut page, &config.store);
+    for one in &config.routes {
+        route(&mut page, one);
+    }
+    page.0
+}
+
+fn limits(page: &mut Page, config: &Config) {
+    let limits = &config.limits;
+    page.head("[limits]");
+    page.number("connections", limits.connections);
+    page.number("in_flight", limits.in_flight);
+    page.number("waiting", limits.waiting);
+    page.size("buffered", limits.buffered);
+    page.size("header_bytes", limits.header_bytes);
+    page.duration("header_timeout", limits.header_timeout);
+    page.duration("body_timeout", limits.body_timeout);
+    page.duration("idle_timeout", limits.idle_timeout);
+}
+
+fn store(page: &mut Page, store: &StoreConfig) {
+    page.head("[store]");
+    page.text("url", store_url::print(&store.backend));
+    page.duration("timeout", store.timeout);
+    page.text("prefix", &store.prefix);
+    page.value("allow_eviction", store.allow_eviction);
+    if let Backend::Redis(redis) = &store.backend {
+        let tls = redis.tls.clone().unwrap_or_default();
+        page.path("ca_file", tls.ca_file.as_deref());
+        page.path("client_cert_file", tls.client.as_ref().map(|(cert, _)| cert.as_path()));
+        page.path("client_key_file", tls.client.as_ref().map(|(_, key)| key.as_path()));
+    }
+}
+
+fn route(page: &mut Page, route: &Route) {
+    page.head("[[route]]");
+    page.text("name", &route.name);
+    if let Some(host) = &route.host {
+        page.text("host", host);
+    }
+    page.text("path", &route.path);
+    page.value("strip_prefix", route.strip_prefix);
+    page.text("upstream", print_upstream(&route.upstream));
+    page.path("ca_file", route.upstream.ca_file.as_deref());
+    page.texts("methods", &route.methods);
+    page.value("key", route.key.iter().map(print_key_source).collect::<Vec<_>>());
+    page.value("key_required", route.key_required);
+    page.number("max_key_length", route.max_key_length);
+    page.value("scope", route.scope.iter().map(print_scope_part).collect::<Vec<_>>());
+    page.text("fingerprint.body", word(&BODY_MODES, &route.fingerprint.body));
+    page.texts("fingerprint.headers", &route.fingerprint.headers);
+    page.texts("fingerprint.ignore", &route.fingerprint.ignore);
+    page.text("on_duplicate", word(&ON_DUPLICATE, &route.on_duplicate));
+    page.duration("wait_timeout", route.wait_timeout);
+    let lists = route.statuses.lists();
+    for verdict in Verdict::ALL {
+        page.texts(verdict.key(), lists.of(verdict));
+    }
+    page.text("on_unknown", word(&ON_UNKNOWN, &route.on_unknown));
+    times(page, route);
+    page.size("max_request_body", route.max_request_body);
+    page.size("max_response_body", route.max_response_body);
+    page.text("on_store_error", word(&ON_STORE_ERROR, &route.on_store_error));
+    page.texts("keep_headers", &route.keep_headers);
+    match &route.forward_key {
+        ForwardKey::Same => page.text("forward_key", "same"),
+        ForwardKey::None => page.text("forward_key", "none"),
+        ForwardKey::Renamed(name) => page.text("forward_key", name),
+    }
+    page.value("preserve_host", route.preserve_host);
+    page.text("forwarded", word(&FORWARDED, &route.forwarded));
+    page.duration("connect_timeout", route.connect_timeout);
+    page.duration("idle_timeout", route.idle_timeout);
+}
+
+fn times(page: &mut Page, route: &Route) {
+    page.duration("retention", route.retention);
+    match route.unknown_retention {
+        Some(age) => page.duration("unknown_retention", age),
+        None => page.text("unknown_retention", "never"),
+    }
+    page.duration("timeout", route.timeout);
+    page.duration("abandon_after", route.abandon_after);
+    page.duration("lease", route.lease);
+}
+
+/// TOML under construction.
+struct Page(String);
+
+impl Page {
+    fn head(&mut self, head: &str) {
+        self.line(format_args!("\n{head}"));
+    }
+
+    fn value(&mut self, key: &str, value: impl Into<Value>) {
+        self.line(format_args!("{key} = {}", value.into()));
+    }
+
+    fn text(&mut self, key: &str, text: impl Display) {
+        self.value(key, text.to_string());
+    }
+
+    fn texts(&mut self, key: &str, texts: &[impl ToString]) {
+        self.value(key, texts.iter().map(ToString::to_string).collect::<Vec<_>>());
+    }
+
+    fn number(&mut self, key: &str, number: usize) {
+        self.value(key, i64::try_from(number).unwrap_or(i64::MAX));
+    }
+
+    fn size(&mut self, key: &str, bytes: usize) {
+        self.text(key, print_size(u64::try_from(bytes).unwrap_or(u64::MAX)));
+    }
+
+    fn duration(&mut self, key: &str, duration: Duration) {
+        self.text(key, print_duration(duration));
+    }
+
+    fn path(&mut self, key: &str, path: Option<&Path>) {
+        if let Some(path) = path {
+            self.text(key, path.display());
+        }
+    }
+
+    fn line(&mut self, line: std::fmt::Arguments<'_>) {
+        writeln!(self.0, "{line}").expect("writing to a String cannot fail");
+    }
+}

@@ -1,0 +1,333 @@
+//! Puts the layers together: built-in, file, environment, flags, later ones winning.
+//!
+//! The one place of the program that reads the environment, and the one that opens the settings' file. Reading goes on
+//! after a mistake, and all of them come back together.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use toml::de::DeTable;
+
+use super::mistakes::{Located, Mistakes, Origin, Report, Warning, wrong};
+use super::route::{self, Made};
+use super::sections::{self, Outer, Top};
+use super::store::StoreConfig;
+use super::tree::{File, Section};
+use super::{Admin, Config, Limits, Route, Upstream, address, risks};
+
+/// The settings that flags give, as they were typed.
+#[derive(Clone, Default)]
+pub struct Flags {
+    /// `--listen`.
+    pub listen: Option<String>,
+    /// `--upstream`.
+    pub upstream: Option<String>,
+    /// `--store`.
+    pub store: Option<String>,
+    /// `--admin-listen`.
+    pub admin_listen: Option<String>,
+}
+
+const VARIABLES: [&str; 7] = [
+    "ONCEPROXY_CONFIG",
+    "ONCEPROXY_LISTEN",
+    "ONCEPROXY_UPSTREAM",
+    "ONCEPROXY_STORE",
+    "ONCEPROXY_ADMIN_LISTEN",
+    "ONCEPROXY_ADMIN_TOKEN",
+    "ONCEPROXY_LOG",
+];
+
+/// The variables of the environment that are settings. Other names that begin with `ONCEPROXY_` are not refused:
+/// Kubernetes makes such variables for every service called `onceproxy`.
+#[derive(Clone, Default)]
+pub struct Environment {
+    values: BTreeMap<&'static str, String>,
+    not_text: BTreeSet<&'static str>,
+}
+
+impl Environment {
+    /// No variable is set. For tests, which never touch the real environment.
+    pub fn empty() -> Environment {
+        Environment::default()
+    }
+
+    /// The process's own environment. An empty variable counts as not set.
+    pub fn real() -> Environment {
+        let mut environment = Environment::default();
+        for name in VARIABLES {
+            #[expect(clippy::disallowed_methods, reason = "this is the place that reads the environment")]
+            match std::env::var(name) {
+                Ok(value) => environment = environment.with(name, &value),
+                Err(std::env::VarError::NotPresent) => {}
+                Err(std::env::VarError::NotUnicode(_)) => drop(environment.not_text.insert(name)),
+            }
+        }
+        environment
+    }
+
+    /// The same environment with this variable set; an empty value or a name that is no setting changes nothing.
+    pub fn with(mut self, name: &str, value: &str) -> Environment {
+        if let Some(name) = VARIABLES.into_iter().find(|known| *known == name).filter(|_| !value.is_empty()) {
+            self.values.insert(name, value.to_owned());
+        }
+        self
+    }
+
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        self.values.get(name).map(String::as_str)
+    }
+}
+
+/// Where settings come from.
+#[derive(Clone, Default)]
+pub struct Sources {
+    /// `--config`; wins over `ONCEPROXY_CONFIG`. No file is looked for elsewhere.
+    pub file: Option<PathBuf>,
+    /// The command line.
+    pub flags: Flags,
+    /// The environment.
+    pub environment: Environment,
+    pub(super) text: Option<String>,
+}
+
+impl Sources {
+    /// This file and these flags, with the process's own environment.
+    pub fn real(file: Option<PathBuf>, flags: Flags) -> Sources {
+        Sources { file, flags, environment: Environment::real(), text: None }
+    }
+
+    /// A text in place of a file, without environment or flags; both can be set afterwards. For tests and `demo`.
+    pub fn text(text: impl Into<String>) -> Sources {
+        Sources { text: Some(text.into()), ..Sources::default() }
+    }
+}
+
+/// Settings that hold, and what is risky about them.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// The settings.
+    pub config: Config,
+    /// What should be said at start, in the order of the file.
+    pub warnings: Vec<Warning>,
+    /// The file they came from, if any.
+    pub file: Option<PathBuf>,
+}
+
+/// Puts the layers together and checks everything.
+///
+/// `--upstream` and `ONCEPROXY_UPSTREAM` make the one route `default`, where there is no file or the file has no routes.
+/// Together with routes of a file they are a mistake, since it is not clear which of them they are meant for. Paths are
+/// taken from the folder in which the process was started.
+///
+/// # Errors
+///
+/// Every mistake of every layer. Only a file that is not TOML hides others: those of its own settings.
+pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
+    let report = Report::default();
+    load_with(sources, &report)
+}
+
+/// The same, for tests that look at the report afterwards.
+pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mistakes> {
+    for name in &sources.environment.not_text {
+        report.mistake(
+            Origin::Environment(name),
+            "environment",
+            wrong("the value is not UTF-8", "set it again, or unset it"),
+        );
+    }
+    let path = sources.file.clone().or_else(|| sources.environment.get("ONCEPROXY_CONFIG").map(PathBuf::from));
+    let path = if sources.text.is_some() { None } else { path };
+    let read = path.as_deref().map(|path| read_file(path, sources.file.is_some(), report));
+    let text = sources.text.clone().or(read.clone().flatten());
+    let from_file = sources.text.is_some() || path.is_some();
+    let file =
+        File { path: path.as_deref().map(Arc::from), text: text.as_deref().unwrap_or(""), empty: DeTable::new() };
+    let tree = parse(&file, report);
+    let readable = text.is_some() && tree.is_some();
+
+    let mut root = Section::root(report, &file, tree.as_ref().unwrap_or(&file.empty));
+    let layers = Layers { flags: &sources.flags, environment: &sources.environment };
+    let routes_from = match (from_file, readable) {
+        (false, _) => RoutesFrom::OutsideOnly,
+        (true, true) => RoutesFrom::File,
+        (true, false) => RoutesFrom::Nowhere,
+    };
+    let config = sections(&mut root, &layers, &routes_from);
+    root.finish();
+    let warnings = report.finish()?;
+    Ok(Loaded { config, warnings, file: path })
+}
+
+/// The file's text, or `None` after reporting why there is none.
+fn read_file(path: &Path, by_flag: bool, report: &Report) -> Option<String> {
+    let at = if by_flag { Origin::Flag("--config") } else { Origin::Environment("ONCEPROXY_CONFIG") };
+    let why = match std::fs::read(path) {
+        Ok(bytes) => match String::from_utf8(bytes) {
+            Ok(text) => return Some(text),
+            Err(_) => "it is not UTF-8".to_owned(),
+        },
+        Err(error) => error.to_string(),
+    };
+    let what = wrong(format!("{} cannot be read: {why}", path.display()), "name a TOML file that can be read");
+    report.mistake(at, "config", what);
+    None
+}
+
+/// The file's tree, or `None` after reporting every place at which it is not TOML. The parser's own rendering would
+/// quote lines, and with them secrets; its bare message does not.
+fn parse<'a>(file: &File<'a>, report: &Report) -> Option<DeTable<'a>> {
+    let (tree, errors) = DeTable::parse_recoverable(file.text);
+    if errors.is_empty() {
+        return Some(tree.into_inner());
+    }
+    for error in errors {
+        let at = file.at(error.span().map_or(0, |span| span.start));
+        let message = error.message().replace('\n', ", ").replace(", expected nothing", "");
+        let right = "correct the syntax (text stands in quotes); the file's settings are checked afterwards";
+        report.mistake(at, "TOML", wrong(message, right));
+    }
+    None
+}
+
+struct Layers<'a> {
+    flags: &'a Flags,
+    environment: &'a Environment,
+}
+
+impl<'a> Layers<'a> {
+    fn outer(&self, variable: &'static str, flag: &'static str, given: Option<&'a String>) -> Outer<'a> {
+        Outer { variable: (variable, self.environment.get(variable)), flag: (flag, given.map(String::as_str)) }
+    }
+}
+
+/// Where routes may come from.
+enum RoutesFrom {
+    /// There is no file.
+    OutsideOnly,
+    /// The file, or from outside if it has none.
+    File,
+    /// The file cannot be read, so nothing is said about its routes.
+    Nowhere,
+}
+
+fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> Config {
+    let flags = layers.flags;
+    let Top { listen, drain_timeout, drain_delay, threads } =
+        sections::top(root, &layers.outer("ONCEPROXY_LISTEN", "--listen", flags.listen.as_ref()));
+    let limits = sections::limits(root);
+    let log = sections::log(root, &layers.outer("ONCEPROXY_LOG", "--log", None));
+    let (admin, admin_at) = sections::admin(
+        root,
+        &layers.outer("ONCEPROXY_ADMIN_LISTEN", "--admin-listen", flags.admin_listen.as_ref()),
+        &layers.outer("ONCEPROXY_ADMIN_TOKEN", "--admin-token", None),
+    );
+    let store = sections::store(root, &layers.outer("ONCEPROXY_STORE", "--store", flags.store.as_ref()));
+    same_address(root.report, &listen, &admin, admin_at);
+    let upstream = layers.outer("ONCEPROXY_UPSTREAM", "--upstream", flags.upstream.as_ref());
+    let routes = routes(root, &upstream, from, &Around { listen: &listen, store: &store, limits: &limits });
+    Config { listen: listen.value, drain_timeout, drain_delay, threads, limits, log, admin, store, routes }
+}
+
+/// Two listeners cannot share an address. Said where it was written, which may be either of the two.
+fn same_address(report: &Report, listen: &Located<SocketAddr>, admin: &Admin, admin_at: Origin) {
+    if admin.listen != Some(listen.value) || listen.value.port() == 0 {
+        return;
+    }
+    let (at, key, other) = match admin_at {
+        Origin::BuiltIn => (listen.at.clone(), "listen", "admin.listen"),
+        at => (at, "admin.listen", "listen"),
+    };
+    report.mistake(at, key, wrong(format!("{} is `{other}` too", listen.value), "give each a port of its own"));
+}
+
+/// What a route is checked against.
+struct Around<'a> {
+    listen: &'a Located<SocketAddr>,
+    store: &'a StoreConfig,
+    limits: &'a Limits,
+}
+
+fn routes(root: &mut Section<'_>, outer: &Outer<'_>, from: &RoutesFrom, around: &Around<'_>) -> Vec<Arc<Route>> {
+    let report = root.report;
+    let upstream = outer.over(report, "upstream", None, address::upstream).map(|located| located.value);
+    let written = root.sections("route");
+    if let (false, Some(at)) = (written.is_empty(), outer.given()) {
+        let right = "take it away, or take the routes out of the file";
+        report.mistake(at, "upstream", wrong("the file has routes of its own, and none would go there", right));
+    }
+    if !written.is_empty() {
+        let made = written.into_iter().map(|section| one_route(section, None, around)).collect();
+        return unique(report, made);
+    }
+    match (upstream, from) {
+        (Some(upstream), _) => {
+            let placed = one_route(root.absent("route.default", "route"), Some(&upstream), around);
+            return vec![Arc::new(placed.route)];
+        }
+        _ if outer.given().is_some() || root.has("route") => {}
+        (None, RoutesFrom::Nowhere) => {}
+        (None, RoutesFrom::File) => {
+            let what =
+                wrong("the file has no route", "add [[route]] with a name and an upstream, or give --upstream URL");
+            report.mistake(root.head.clone(), "route", what);
+        }
+        (None, RoutesFrom::OutsideOnly) => {
+            let right = "give --config FILE, or --upstream http://HOST:PORT for one route called \"default\"";
+            report.mistake(Origin::BuiltIn, "upstream", wrong("there is neither a file nor an upstream", right));
+        }
+    }
+    Vec::new()
+}
+
+/// A route, with the places of its name and of what it matches; `None` where that was wrong or missing.
+struct Placed {
+    route: Route,
+    name: Option<(Origin, String)>,
+    matched: Option<(Origin, String)>,
+}
+
+fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around<'_>) -> Placed {
+    let made = route::read(&mut section, outer);
+    risks::of_route(&section, &made, around.store, around.limits);
+    let Made { route, is_named, is_matchable, .. } = made;
+    let (listen, target) = (around.listen.value, &route.upstream);
+    if target.port == listen.port() && is_reached_by(&target.host, listen) {
+        let what = format!("{} is this proxy itself", target.authority());
+        section.mistake("upstream", wrong(what, "name the server behind it"));
+    }
+    let place = |key| (section.at(key), section.name(key));
+    let name = is_named.then(|| place("name"));
+    let matched =
+        is_matchable.then(|| place(if section.has("path") || !section.has("host") { "path" } else { "host" }));
+    section.finish();
+    Placed { route, name, matched }
+}
+
+/// Whether a loopback host leads to the listener. Another loopback address than the listener's may be another server.
+fn is_reached_by(host: &str, listen: SocketAddr) -> bool {
+    let same = host.parse().map_or(listen.ip().is_loopback(), |ip: IpAddr| ip == listen.ip());
+    address::is_loopback(host) && listen.port() != 0 && (listen.ip().is_unspecified() || same)
+}
+
+/// Refuses two routes of one name, and two that match the same: the later one would never see a request.
+fn unique(report: &Report, all: Vec<Placed>) -> Vec<Arc<Route>> {
+    let same = |a: &Route, b: &Route| a.host == b.host && a.path.trim_end_matches('/') == b.path.trim_end_matches('/');
+    for (index, Placed { route, name, matched }) in all.iter().enumerate() {
+        let earlier = &all[..index];
+        if let (Some((at, key)), true) = (name, earlier.iter().any(|e| e.name.is_some() && e.route.name == route.name))
+        {
+            let what = wrong(format!("another route is called {:?}", route.name), "give each route a name of its own");
+            report.mistake(at.clone(), key, what);
+        }
+        let twin = earlier.iter().find(|earlier| earlier.matched.is_some() && same(&earlier.route, route));
+        if let (Some((at, key)), Some(twin)) = (matched, twin) {
+            let what = format!("route {:?} takes the same host and path", twin.route.name);
+            report.mistake(at.clone(), key, wrong(what, "give one another host or path"));
+        }
+    }
+    all.into_iter().map(|placed| Arc::new(placed.route)).collect()
+}

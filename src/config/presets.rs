@@ -1,0 +1,199 @@
+//! The presets of a route, and the senders of webhooks that `key_preset` names: tables, and nothing else.
+
+use std::time::Duration;
+
+use http::Method;
+use http::header::HeaderName;
+
+use super::statuses::Entry::{self, Class, Exact};
+use super::statuses::Lists;
+use super::{BodyMode, Forwarded, KeySource, OnUnknown, ScopePart};
+
+/// What a route is for: the defaults of its other settings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Preset {
+    /// Calls of an API by many callers.
+    Api,
+    /// Calls that move money: what is not certain is unknown.
+    Payment,
+    /// Deliveries that the sender repeats until it sees a 2xx.
+    Webhook,
+}
+
+/// The words of `preset`.
+pub(super) const PRESETS: [(&str, Preset); 3] =
+    [("api", Preset::Api), ("payment", Preset::Payment), ("webhook", Preset::Webhook)];
+
+/// The settings in which presets differ.
+pub(super) struct Defaults {
+    pub(super) methods: Vec<Method>,
+    pub(super) key: Vec<KeySource>,
+    pub(super) key_required: bool,
+    pub(super) scope: Vec<ScopePart>,
+    pub(super) body: BodyMode,
+    pub(super) wait_timeout: Duration,
+    pub(super) statuses: Lists,
+    pub(super) on_unknown: OnUnknown,
+    pub(super) retention: Duration,
+    pub(super) timeout: Duration,
+    pub(super) abandon_after: Duration,
+    pub(super) preserve_host: bool,
+    pub(super) forwarded: Forwarded,
+}
+
+const DAY: u64 = 24 * 3600;
+
+impl Preset {
+    /// The preset's column of the table in the documentation.
+    pub(super) fn defaults(self) -> Defaults {
+        match self {
+            Preset::Api => Defaults {
+                methods: vec![Method::POST, Method::PATCH],
+                key: vec![header("idempotency-key")],
+                key_required: false,
+                scope: vec![caller("authorization")],
+                body: BodyMode::Bytes,
+                wait_timeout: Duration::from_secs(30),
+                statuses: Lists {
+                    record: classes(&[2, 3, 4, 5]),
+                    release: statuses(&[401, 403, 407, 408, 409, 421, 425, 429, 503]),
+                    unknown: statuses(&[502, 504]),
+                },
+                on_unknown: OnUnknown::Hold,
+                retention: Duration::from_secs(DAY),
+                timeout: Duration::from_secs(30),
+                abandon_after: Duration::from_secs(300),
+                preserve_host: true,
+                forwarded: Forwarded::Append,
+            },
+            Preset::Payment => Defaults {
+                methods: vec![Method::POST, Method::PATCH, Method::PUT, Method::DELETE],
+                key_required: true,
+                scope: Vec::new(),
+                statuses: Lists {
+                    record: classes(&[2, 3, 4]),
+                    release: statuses(&[401, 403, 407, 408, 409, 421, 425, 429]),
+                    unknown: classes(&[5]),
+                },
+                retention: Duration::from_secs(30 * DAY),
+                timeout: Duration::from_secs(60),
+                abandon_after: Duration::from_secs(600),
+                preserve_host: false,
+                forwarded: Forwarded::Drop,
+                ..Preset::Api.defaults()
+            },
+            Preset::Webhook => Defaults {
+                methods: vec![Method::POST],
+                key: vec![
+                    header("webhook-id"),
+                    header("svix-id"),
+                    header("x-github-delivery"),
+                    header("x-shopify-event-id"),
+                    header("x-amz-sns-message-id"),
+                    header("i-twilio-idempotency-token"),
+                    KeySource::Joined(vec![header("ce-source"), header("ce-id")]),
+                    header("idempotency-key"),
+                ],
+                scope: Vec::new(),
+                body: BodyMode::Ignore,
+                wait_timeout: Duration::from_secs(10),
+                statuses: Lists {
+                    record: classes(&[2]),
+                    release: [classes(&[3, 4]), statuses(&[500, 501, 503])].concat(),
+                    unknown: classes(&[5]),
+                },
+                on_unknown: OnUnknown::Resend,
+                retention: Duration::from_secs(7 * DAY),
+                ..Preset::Api.defaults()
+            },
+        }
+    }
+}
+
+/// A sender of webhooks, and where it puts what stays the same when it delivers again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Sender {
+    Github,
+    Stripe,
+    Shopify,
+    StandardWebhooks,
+    Svix,
+    Twilio,
+    AwsSns,
+    CloudEvents,
+    Gitlab,
+    Adyen,
+}
+
+/// The words of `key_preset`.
+pub(super) const SENDERS: [(&str, Sender); 10] = [
+    ("github", Sender::Github),
+    ("stripe", Sender::Stripe),
+    ("shopify", Sender::Shopify),
+    ("standard-webhooks", Sender::StandardWebhooks),
+    ("svix", Sender::Svix),
+    ("twilio", Sender::Twilio),
+    ("aws-sns", Sender::AwsSns),
+    ("cloudevents", Sender::CloudEvents),
+    ("gitlab", Sender::Gitlab),
+    ("adyen", Sender::Adyen),
+];
+
+impl Sender {
+    /// Where its key is.
+    pub(super) fn key(self) -> Vec<KeySource> {
+        match self {
+            Sender::Github => vec![header("x-github-delivery")],
+            // The event's id; Stripe sends no header field with it.
+            Sender::Stripe => vec![json("/id")],
+            Sender::Shopify => vec![header("x-shopify-event-id")],
+            Sender::StandardWebhooks => vec![header("webhook-id")],
+            // Endpoints made since Svix joined Standard Webhooks may get the other name.
+            Sender::Svix => vec![header("svix-id"), header("webhook-id")],
+            Sender::Twilio => vec![header("i-twilio-idempotency-token")],
+            Sender::AwsSns => vec![header("x-amz-sns-message-id")],
+            // Binary mode has them in the header, structured mode in the body. An id is unique within its source only.
+            Sender::CloudEvents => vec![
+                KeySource::Joined(vec![header("ce-source"), header("ce-id")]),
+                KeySource::Joined(vec![json("/source"), json("/id")]),
+            ],
+            Sender::Gitlab => vec![header("idempotency-key")],
+            // One payment has several events, and an AUTHORISATION may be reported as failed and later as successful.
+            Sender::Adyen => {
+                let item = |member| json(&format!("/notificationItems/0/NotificationRequestItem/{member}"));
+                vec![KeySource::Joined(vec![item("eventCode"), item("pspReference"), item("success")])]
+            }
+        }
+    }
+
+    /// What must separate its keys besides the preset's scope.
+    pub(super) fn scope(self) -> Vec<ScopePart> {
+        match self {
+            // One action in a shop sends one event id under each topic that follows from it.
+            Sender::Shopify => vec![caller("x-shopify-shop-domain"), caller("x-shopify-topic")],
+            Sender::AwsSns => vec![caller("x-amz-sns-topic-arn")],
+            Sender::Gitlab => vec![caller("x-gitlab-instance")],
+            _ => Vec::new(),
+        }
+    }
+}
+
+fn header(name: &'static str) -> KeySource {
+    KeySource::Header(HeaderName::from_static(name))
+}
+
+fn json(pointer: &str) -> KeySource {
+    KeySource::Json(pointer.to_owned())
+}
+
+fn caller(name: &'static str) -> ScopePart {
+    ScopePart::Header(HeaderName::from_static(name))
+}
+
+fn classes(numbers: &[u16]) -> Vec<Entry> {
+    numbers.iter().copied().map(Class).collect()
+}
+
+fn statuses(numbers: &[u16]) -> Vec<Entry> {
+    numbers.iter().copied().map(Exact).collect()
+}

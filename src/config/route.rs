@@ -1,0 +1,237 @@
+//! One `[[route]]`: its own settings over those of its preset, and what cannot stand together in it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::Method;
+
+use super::address::upstream;
+use super::mistakes::{Located, wrong};
+use super::presets::{Defaults, PRESETS, Preset, SENDERS, Sender};
+use super::sources::{forward_key, key_source, scope_part};
+use super::statuses::{Lists, Verdict, entry};
+use super::tree::{Section, string};
+use super::values::{
+    at_least, choice, count, duration_or_never, field_name, json_pointer, kept_field, method, route_host, route_name,
+    route_path, size,
+};
+use super::{
+    BodyMode, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown, Route, ScopePart,
+    Upstream,
+};
+
+/// The words of `fingerprint.body`.
+pub(super) const BODY_MODES: [(&str, BodyMode); 5] = [
+    ("bytes", BodyMode::Bytes),
+    ("json", BodyMode::Json),
+    ("form", BodyMode::Form),
+    ("multipart", BodyMode::Multipart),
+    ("ignore", BodyMode::Ignore),
+];
+/// The words of `on_duplicate`.
+pub(super) const ON_DUPLICATE: [(&str, OnDuplicate); 2] =
+    [("wait", OnDuplicate::Wait), ("reject", OnDuplicate::Reject)];
+/// The words of `on_unknown`.
+pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 2] = [("hold", OnUnknown::Hold), ("resend", OnUnknown::Resend)];
+/// The words of `on_store_error`.
+pub(super) const ON_STORE_ERROR: [(&str, OnStoreError); 2] =
+    [("reject", OnStoreError::Reject), ("forward", OnStoreError::Forward)];
+/// The words of `forwarded`.
+pub(super) const FORWARDED: [(&str, Forwarded); 2] = [("append", Forwarded::Append), ("drop", Forwarded::Drop)];
+
+const MOMENT: Duration = Duration::from_millis(1);
+/// Below this, one hiccup of the scheduler or the store ends a claim.
+const SHORTEST_LEASE: Duration = Duration::from_millis(100);
+
+/// A route, and what it was made from.
+pub(super) struct Made {
+    pub(super) route: Route,
+    pub(super) preset: Preset,
+    pub(super) sender: Option<Sender>,
+    pub(super) lists: Lists,
+    /// Whether it has a name of its own, and a right one.
+    pub(super) is_named: bool,
+    /// Whether what it matches holds as written.
+    pub(super) is_matchable: bool,
+}
+
+/// Reads a route. `outer` is an upstream from outside the file, for the one route that needs no file.
+pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made {
+    let preset = section.text("preset", choice(&PRESETS)).map_or(Preset::Api, |located| located.value);
+    let sender = section.text("key_preset", choice(&SENDERS)).map(|located| located.value);
+    let defaults = preset.defaults();
+    let lists = statuses(section, &defaults);
+    let (host, path) = (section.text("host", route_host), section.text("path", route_path));
+    let is_matchable = host.is_some() == section.has("host") && path.is_some() == section.has("path");
+    let own_name = name(section, outer);
+    let is_named = own_name.is_some();
+    let route = Route {
+        name: own_name.unwrap_or_else(|| "default".into()),
+        host: host.map(|located| located.value),
+        path: path.map_or_else(|| "/".to_owned(), |located| located.value),
+        strip_prefix: section.flag("strip_prefix", false),
+        upstream: target(section, outer),
+        methods: methods(section, &defaults),
+        key: key(section, &defaults, sender),
+        key_required: section.flag("key_required", defaults.key_required),
+        max_key_length: section.read("max_key_length", count(1, 8192)).map_or(255, |located| located.value),
+        scope: scope(section, &defaults, sender, outer),
+        fingerprint: fingerprint(section, &defaults),
+        on_duplicate: section.word("on_duplicate", &ON_DUPLICATE, OnDuplicate::Wait),
+        wait_timeout: section.duration("wait_timeout", Duration::ZERO, defaults.wait_timeout),
+        statuses: lists.policy(),
+        on_unknown: section.word("on_unknown", &ON_UNKNOWN, defaults.on_unknown),
+        retention: section.duration("retention", MOMENT, defaults.retention),
+        unknown_retention: section.text("unknown_retention", duration_or_never).and_then(|located| located.value),
+        timeout: section.duration("timeout", MOMENT, defaults.timeout),
+        abandon_after: section.duration("abandon_after", MOMENT, defaults.abandon_after),
+        lease: section.text("lease", at_least(SHORTEST_LEASE)).map_or(Duration::from_secs(10), |located| located.value),
+        max_request_body: section.size("max_request_body", 8 << 20),
+        max_response_body: section.size("max_response_body", 1 << 20),
+        on_store_error: section.word("on_store_error", &ON_STORE_ERROR, OnStoreError::Reject),
+        keep_headers: section.texts("keep_headers", kept_field).unwrap_or_default(),
+        forward_key: section.text("forward_key", forward_key).map_or(ForwardKey::Same, |located| located.value),
+        preserve_host: section.flag("preserve_host", defaults.preserve_host),
+        forwarded: section.word("forwarded", &FORWARDED, defaults.forwarded),
+        connect_timeout: section.duration("connect_timeout", MOMENT, Duration::from_secs(5)),
+        idle_timeout: section.duration("idle_timeout", MOMENT, Duration::from_secs(4)),
+    };
+    contradictions(section, &route);
+    Made { route, preset, sender, lists, is_named, is_matchable }
+}
+
+impl Section<'_> {
+    fn word<T: Copy>(&mut self, key: &'static str, words: &[(&str, T)], default: T) -> T {
+        self.text(key, choice(words)).map_or(default, |located| located.value)
+    }
+
+    fn size(&mut self, key: &'static str, default: usize) -> usize {
+        self.text(key, size(0, 1 << 30)).map_or(default, |located| located.value)
+    }
+}
+
+fn name(section: &mut Section<'_>, outer: Option<&Upstream>) -> Option<Arc<str>> {
+    let given = section.text("name", route_name);
+    if given.is_none() && !section.has("name") && outer.is_none() {
+        section.mistake(
+            "name",
+            wrong("the route has no name", "add name = \"…\"; it stands in records, metrics and logs"),
+        );
+    }
+    given.map(|located| located.value.into())
+}
+
+fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
+    let given = section.text("upstream", upstream).map(|located| located.value).or_else(|| outer.cloned());
+    if given.is_none() && !section.has("upstream") {
+        section.mistake("upstream", wrong("the route has no upstream", "add upstream = \"http://HOST:PORT\""));
+    }
+    let known = given.is_some();
+    // Reported already where it is missing; the place holder never leaves this module's caller.
+    let mut target = given.unwrap_or_else(|| Upstream { tls: false, host: String::new(), port: 0, ca_file: None });
+    target.ca_file = section.path("ca_file");
+    if known && !target.tls && section.has("ca_file") {
+        section.mistake(
+            "ca_file",
+            wrong("the upstream is not reached by TLS", "take it out, or write https:// in `upstream`"),
+        );
+    }
+    target
+}
+
+fn methods(section: &mut Section<'_>, defaults: &Defaults) -> Vec<Method> {
+    section.texts("methods", method).unwrap_or_else(|| defaults.methods.clone())
+}
+
+fn key(section: &mut Section<'_>, defaults: &Defaults, sender: Option<Sender>) -> Vec<KeySource> {
+    let given = section.list("key", key_source);
+    if section.has("key") && section.has("key_preset") {
+        let what = wrong("`key` and `key_preset` both say where the key is", "keep one of them");
+        section.mistake("key_preset", what);
+    }
+    let Some(given) = given else { return sender.map_or_else(|| defaults.key.clone(), Sender::key) };
+    if section.is_empty_list("key") {
+        let right = "name a source such as \"header:Idempotency-Key\"; a route that protects nothing has methods = []";
+        section.mistake("key", wrong("no source is named, so no request would have a key", right));
+    }
+    let last = given.len().saturating_sub(1);
+    if given.iter().take(last).any(|source| source.value == KeySource::Fingerprint) {
+        section
+            .mistake("key", wrong("\"fingerprint\" is always there, so later sources are never asked", "put it last"));
+    }
+    given.into_iter().map(|located| located.value).collect()
+}
+
+fn scope(
+    section: &mut Section<'_>,
+    defaults: &Defaults,
+    sender: Option<Sender>,
+    outer: Option<&Upstream>,
+) -> Vec<ScopePart> {
+    section.texts("scope", scope_part).unwrap_or_else(|| {
+        let mut scope = defaults.scope.clone();
+        scope.extend(sender.map(Sender::scope).unwrap_or_default());
+        // Two proxies started by hand in front of two upstreams may share a store: their keys are not the same.
+        scope.extend(outer.map(|upstream| ScopePart::Constant(upstream.authority())));
+        scope
+    })
+}
+
+fn fingerprint(route: &mut Section<'_>, defaults: &Defaults) -> Fingerprint {
+    let mut section = route.section("fingerprint");
+    let body = section.word("body", &BODY_MODES, defaults.body);
+    let headers = section.texts("headers", field_name).unwrap_or_default();
+    let ignore = section.texts("ignore", json_pointer).unwrap_or_default();
+    if !ignore.is_empty() && body != BodyMode::Json {
+        section.mistake(
+            "ignore",
+            wrong("only members of a JSON body can be left out", "set fingerprint.body = \"json\", or take it out"),
+        );
+    }
+    section.finish();
+    Fingerprint { body, headers, ignore }
+}
+
+/// The preset's lists under the route's own.
+fn statuses(section: &mut Section<'_>, defaults: &Defaults) -> Lists {
+    let own = Verdict::ALL.map(|verdict| (verdict, section.list(verdict.key(), |value| string(value, entry))));
+    let mut lists = defaults.statuses.clone();
+    let mut seen = Vec::new();
+    for (verdict, list) in &own {
+        for Located { value, at } in list.iter().flatten() {
+            if let Some((_, earlier)) = seen.iter().find(|(entry, _)| entry == value) {
+                let (key, earlier) = (section.name(verdict.key()), Verdict::key(*earlier));
+                section.report.mistake(
+                    at.clone(),
+                    key,
+                    wrong(format!("\"{value}\" is in `{earlier}` too"), "keep it in one list"),
+                );
+            }
+            seen.push((*value, *verdict));
+        }
+        if let Some(list) = list {
+            let entries: Vec<_> = list.iter().map(|located| located.value).collect();
+            lists.replace(*verdict, &entries);
+        }
+    }
+    lists
+}
+
+/// What makes no sense together, whatever each is worth alone.
+fn contradictions(section: &Section<'_>, route: &Route) {
+    if route.on_unknown == OnUnknown::Resend && route.forward_key == ForwardKey::None {
+        let what = wrong(
+            "with on_unknown = \"resend\" the upstream must see the key, or a resend is a second execution",
+            "set forward_key = \"same\", or on_unknown = \"hold\"",
+        );
+        section.mistake("forward_key", what);
+    }
+    let own_key = route.key.contains(&KeySource::Fingerprint);
+    if own_key && route.fingerprint.body == BodyMode::Ignore && route.fingerprint.headers.is_empty() {
+        let what = wrong(
+            "the fingerprint leaves the body out, so every request to a path would have the same key",
+            "set fingerprint.body = \"bytes\", or name fingerprint.headers",
+        );
+        section.mistake("key", what);
+    }
+}

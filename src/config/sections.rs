@@ -1,0 +1,255 @@
+//! The sections of which there is one: the top of the file, `[limits]`, `[log]`, `[admin]`, `[store]`.
+//!
+//! Each setting is one line: its name, how it is parsed, its default. Where the environment or a flag may set it too,
+//! [`Outer`] says so.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use secrecy::SecretString;
+
+use super::address::{admin_listen, listen};
+use super::mistakes::{Located, Origin, Report, Wrong, wrong};
+use super::store::{Backend, RedisTls, StoreConfig};
+use super::tree::{Section, shown};
+use super::values::{at_least, choice, count, duration, size};
+use super::{Admin, Limits, Log, LogFormat, LogLevel, risks, store_url};
+
+/// The words of `log.level`.
+pub(super) const LEVELS: [(&str, LogLevel); 5] = [
+    ("error", LogLevel::Error),
+    ("warn", LogLevel::Warn),
+    ("info", LogLevel::Info),
+    ("debug", LogLevel::Debug),
+    ("trace", LogLevel::Trace),
+];
+
+/// The words of `log.format`.
+pub(super) const FORMATS: [(&str, LogFormat); 2] = [("text", LogFormat::Text), ("json", LogFormat::Json)];
+
+/// What the environment and a flag say about one setting; the flag wins.
+pub(super) struct Outer<'a> {
+    pub(super) variable: (&'static str, Option<&'a str>),
+    pub(super) flag: (&'static str, Option<&'a str>),
+}
+
+impl Outer<'_> {
+    /// The value of the outermost layer that has one. Every layer is parsed, so that each one's mistakes are reported.
+    pub(super) fn over<T>(
+        &self,
+        report: &Report,
+        key: &str,
+        inner: Option<Located<T>>,
+        parse: impl Fn(&str) -> Result<T, Wrong>,
+    ) -> Option<Located<T>> {
+        let layers =
+            [(Origin::Environment(self.variable.0), self.variable.1), (Origin::Flag(self.flag.0), self.flag.1)];
+        layers.into_iter().fold(inner, |inner, (at, text)| match text.map(&parse) {
+            None => inner,
+            Some(Ok(value)) => Some(Located { value, at }),
+            Some(Err(what)) => {
+                report.mistake(at, key, what);
+                inner
+            }
+        })
+    }
+
+    /// Where the outermost layer said something, if any did.
+    pub(super) fn given(&self) -> Option<Origin> {
+        let flag = self.flag.1.map(|_| Origin::Flag(self.flag.0));
+        flag.or(self.variable.1.map(|_| Origin::Environment(self.variable.0)))
+    }
+}
+
+/// What is left when neither file, environment nor flags have a value.
+fn or<T>(given: Option<Located<T>>, default: T) -> Located<T> {
+    given.unwrap_or(Located { value: default, at: Origin::BuiltIn })
+}
+
+const MOMENT: Duration = Duration::from_millis(1);
+
+/// The settings at the top that concern the process.
+pub(super) struct Top {
+    pub(super) listen: Located<SocketAddr>,
+    pub(super) drain_timeout: Duration,
+    pub(super) drain_delay: Duration,
+    pub(super) threads: usize,
+}
+
+/// Reads the settings before the first section.
+pub(super) fn top(root: &mut Section<'_>, outer: &Outer<'_>) -> Top {
+    let tls = wrong("TLS towards clients is not supported by this version", "end TLS in front of the proxy");
+    root.refuse("tls", &tls);
+    let given = root.text("listen", listen);
+    Top {
+        listen: or(outer.over(root.report, "listen", given, listen), SocketAddr::from(([127, 0, 0, 1], 8080))),
+        drain_timeout: root.duration("drain_timeout", Duration::ZERO, Duration::from_secs(25)),
+        drain_delay: root.duration("drain_delay", Duration::ZERO, Duration::ZERO),
+        threads: root.read("threads", threads).and_then(|given| given.value).unwrap_or_else(usual_threads),
+    }
+}
+
+fn threads(value: &toml::de::DeValue<'_>) -> Result<Option<usize>, Wrong> {
+    if value.as_str() == Some("auto") {
+        return Ok(None);
+    }
+    let right = "write \"auto\", or a whole number from 1 to 256 without quotes";
+    count(1, 256)(value).map(Some).map_err(|_| wrong(format!("{} is not a number of threads", shown(value)), right))
+}
+
+/// One thread a CPU that the cgroup grants, at most four: a sidecar shares its host with the worker it stands beside.
+fn usual_threads() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from).min(4)
+}
+
+impl Section<'_> {
+    /// A duration of at least `least`.
+    pub(super) fn duration(&mut self, key: &'static str, least: Duration, default: Duration) -> Duration {
+        let given = if least.is_zero() { self.text(key, duration) } else { self.text(key, at_least(least)) };
+        given.map_or(default, |located| located.value)
+    }
+
+    fn count(&mut self, key: &'static str, least: usize, default: usize) -> usize {
+        self.read(key, count(least, 10_000_000)).map_or(default, |located| located.value)
+    }
+}
+
+/// Reads `[limits]`.
+pub(super) fn limits(root: &mut Section<'_>) -> Limits {
+    let mut section = root.section("limits");
+    let limits = Limits {
+        connections: section.count("connections", 1, 16384),
+        in_flight: section.count("in_flight", 1, 4096),
+        waiting: section.count("waiting", 0, 16384),
+        buffered: section.text("buffered", size(1 << 20, 1 << 40)).map_or(512 << 20, |located| located.value),
+        // The HTTP parser's buffer cannot be smaller than 8 KiB.
+        header_bytes: section.text("header_bytes", size(8 << 10, 1 << 20)).map_or(64 << 10, |located| located.value),
+        header_timeout: section.duration("header_timeout", MOMENT, Duration::from_secs(10)),
+        body_timeout: section.duration("body_timeout", MOMENT, Duration::from_secs(30)),
+        idle_timeout: section.duration("idle_timeout", MOMENT, Duration::from_secs(60)),
+    };
+    section.finish();
+    limits
+}
+
+/// Reads `[log]`.
+pub(super) fn log(root: &mut Section<'_>, outer: &Outer<'_>) -> Log {
+    let mut section = root.section("log");
+    let given = section.text("level", choice(&LEVELS));
+    let log = Log {
+        level: or(outer.over(root.report, "log.level", given, choice(&LEVELS)), LogLevel::Info).value,
+        format: section.text("format", choice(&FORMATS)).map_or(LogFormat::Text, |located| located.value),
+        requests: section.flag("requests", false),
+    };
+    section.finish();
+    log
+}
+
+/// Reads `[admin]`. Its calls resolve and forget records, so beyond this host they need a token.
+pub(super) fn admin(root: &mut Section<'_>, address: &Outer<'_>, secret: &Outer<'_>) -> (Admin, Origin) {
+    let mut section = root.section("admin");
+    let report = root.report;
+    let given = section.text("listen", admin_listen);
+    let listen = address.over(report, "admin.listen", given, admin_listen);
+    let listen = or(listen, Some(SocketAddr::from(([127, 0, 0, 1], 9090))));
+    let given = section.read("token", |value| value.as_str().map_or(Err(not_a_token()), token));
+    let token = secret.over(report, "admin.token", given, token);
+    let has_token = token.is_some() || section.has("token") || secret.given().is_some();
+    if !has_token && listen.value.is_some_and(|address| !address.ip().is_loopback()) {
+        let what = wrong(
+            "this address can be reached from other hosts, and there is no token",
+            "set admin.token (better: ONCEPROXY_ADMIN_TOKEN), or listen on 127.0.0.1",
+        );
+        report.mistake(listen.at.clone(), "admin.listen", what);
+    }
+    if let Some(token) = token.as_ref().filter(|token| store_url::is_mask(Some(&token.value))) {
+        report.warning(
+            token.at.clone(),
+            "admin.token",
+            "the token is the mask of printed settings, which anybody can guess",
+            "put the real token in its place",
+        );
+    }
+    section.finish();
+    (Admin { listen: listen.value, token: token.map(|token| token.value) }, listen.at)
+}
+
+/// Parses a bearer token (RFC 6750, 2.1), without ever showing it.
+fn token(text: &str) -> Result<SecretString, Wrong> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~+/=".contains(&byte);
+    let is_token = !text.is_empty() && text.bytes().all(allowed);
+    // Printed settings load again, with a warning.
+    if is_token || text == store_url::MASK { Ok(text.into()) } else { Err(not_a_token()) }
+}
+
+fn not_a_token() -> Wrong {
+    wrong("this cannot be a bearer token", "write a string of letters, digits and - . _ ~ + / =")
+}
+
+/// Reads `[store]`.
+pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
+    let mut section = root.section("store");
+    let given = section.text("url", store_url::parse);
+    let wrongly_given = given.is_none() && section.has("url");
+    let url = outer.over(root.report, "store.url", given, store_url::parse);
+    let mut url = or(url, Backend::Disk { dir: "./onceproxy-data".into() });
+    let tls = redis_tls(&mut section);
+    match &mut url.value {
+        Backend::Redis(redis) if redis.tls.is_some() => redis.tls = Some(tls),
+        _ if wrongly_given => {}
+        _ => {
+            for key in ["ca_file", "client_cert_file", "client_key_file"].into_iter().filter(|key| section.has(key)) {
+                section.mistake(
+                    key,
+                    wrong("the store is not reached by TLS", "take it out, or write rediss:// in the store's URL"),
+                );
+            }
+        }
+    }
+    let config = StoreConfig {
+        backend: url.value,
+        timeout: section.duration("timeout", MOMENT, Duration::from_secs(1)),
+        prefix: section.text("prefix", prefix).map_or_else(|| DEFAULT_PREFIX.to_owned(), |located| located.value),
+        allow_eviction: section.flag("allow_eviction", false),
+    };
+    risks::of_store(&section, &config, &url.at);
+    section.finish();
+    config
+}
+
+/// The prefix that every deployment has which does not set one.
+pub(super) const DEFAULT_PREFIX: &str = "once";
+
+fn redis_tls(section: &mut Section<'_>) -> RedisTls {
+    let ca_file = section.path("ca_file");
+    let (cert, key) = (section.path("client_cert_file"), section.path("client_key_file"));
+    if section.has("client_cert_file") != section.has("client_key_file") {
+        let given = if section.has("client_cert_file") { "client_cert_file" } else { "client_key_file" };
+        section.mistake(
+            given,
+            wrong("a client certificate needs its key, and a key its certificate", "give both or none"),
+        );
+    }
+    RedisTls { ca_file, client: cert.zip(key) }
+}
+
+impl Section<'_> {
+    /// The path of a file, from the folder in which the proxy is started.
+    pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
+        let given = self.text(key, |text| match text {
+            "" => Err(wrong("the path is empty", "write the path of a PEM file, or take it out")),
+            path => Ok(PathBuf::from(path)),
+        });
+        given.map(|located| located.value)
+    }
+}
+
+/// Parses the prefix of keys. Braces would move the hash tag of a Redis cluster; the rest keeps keys easy to type.
+fn prefix(text: &str) -> Result<String, Wrong> {
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.:/".contains(&byte);
+    if (1..=64).contains(&text.len()) && text.bytes().all(allowed) {
+        return Ok(text.to_owned());
+    }
+    Err(wrong(format!("{text:?} cannot begin a key"), "1 to 64 letters, digits and - _ . : /"))
+}

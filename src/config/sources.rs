@@ -1,0 +1,111 @@
+//! The parts of a request that settings name: where a key is looked for, and what separates callers.
+
+use http::header::HeaderName;
+use toml::de::DeValue;
+
+use super::mistakes::{Wrong, nearest, wrong};
+use super::tree::{shown, string};
+use super::values::{field_name, json_pointer};
+use super::{ForwardKey, KeySource, ScopePart};
+
+/// Parses an entry of `key`: a source, or an inner list that joins several.
+pub(super) fn key_source(value: &DeValue<'_>) -> Result<KeySource, Wrong> {
+    let Some(parts) = value.as_array() else { return string(value, single_source) };
+    let right = "write two or more of \"header:NAME\", \"query:NAME\", \"json:/POINTER\" in an inner list";
+    let mut sources = Vec::new();
+    for part in parts.iter() {
+        match part.get_ref() {
+            DeValue::Array(_) => return Err(wrong("an inner list holds another list", right)),
+            part => match string(part, single_source)? {
+                KeySource::Fingerprint => return Err(wrong("\"fingerprint\" cannot be joined with others", right)),
+                source if sources.contains(&source) => {
+                    return Err(wrong(format!("{} is named twice in an inner list", shown(part)), "name it once"));
+                }
+                source => sources.push(source),
+            },
+        }
+    }
+    if sources.len() < 2 {
+        return Err(wrong("an inner list joins several sources", right));
+    }
+    Ok(KeySource::Joined(sources))
+}
+
+fn single_source(text: &str) -> Result<KeySource, Wrong> {
+    match text.split_once(':') {
+        Some(("header", name)) => field_name(name).map(KeySource::Header),
+        Some(("query", name)) => parameter(name).map(KeySource::Query),
+        Some(("json", pointer)) => json_pointer(pointer).map(KeySource::Json),
+        None if text == "fingerprint" => Ok(KeySource::Fingerprint),
+        _ => Err(not_a_part(text, &["header", "query", "json", "fingerprint"], "\"json:/POINTER\" or \"fingerprint\"")),
+    }
+}
+
+/// Parses an entry of `scope`.
+pub(super) fn scope_part(text: &str) -> Result<ScopePart, Wrong> {
+    match text.split_once(':') {
+        Some(("header", name)) => field_name(name).map(ScopePart::Header),
+        Some(("query", name)) => parameter(name).map(ScopePart::Query),
+        Some(("constant", constant)) if !constant.is_empty() => Ok(ScopePart::Constant(constant.to_owned())),
+        None if text == "client-cert" => {
+            Err(wrong("\"client-cert\" is not supported by this version", "name a header field that the TLS end sets"))
+        }
+        _ => Err(not_a_part(text, &["header", "query", "constant"], "\"constant:TEXT\"")),
+    }
+}
+
+fn parameter(name: &str) -> Result<String, Wrong> {
+    if name.is_empty() {
+        return Err(wrong("the name of a query parameter is missing", "write \"query:NAME\""));
+    }
+    Ok(name.to_owned())
+}
+
+fn not_a_part(text: &str, kinds: &[&'static str], others: &str) -> Wrong {
+    let near = text.split_once(':').and_then(|(kind, name)| Some((nearest(kind, kinds.iter().copied())?, name)));
+    let right = match near {
+        Some((kind, name)) if kind != "fingerprint" && !name.is_empty() => {
+            format!("did you mean \"{kind}:{}\"?", name.trim())
+        }
+        _ if HeaderName::from_bytes(text.as_bytes()).is_ok() => format!("did you mean \"header:{text}\"?"),
+        _ => format!("write \"header:NAME\", \"query:NAME\", {others}"),
+    };
+    wrong(format!("{text:?} is not a part of a request"), right)
+}
+
+/// Parses `forward_key`.
+pub(super) fn forward_key(text: &str) -> Result<ForwardKey, Wrong> {
+    match text {
+        "same" => Ok(ForwardKey::Same),
+        "none" => Ok(ForwardKey::None),
+        name => match field_name(name)?.as_str() {
+            "host" | "via" | "forwarded" | "cache-status" | "content-type" => Err(wrong(
+                format!("{name:?} has another meaning"),
+                "write \"same\", \"none\", or a name such as \"PayPal-Request-Id\"",
+            )),
+            lower => {
+                Ok(ForwardKey::Renamed(HeaderName::from_bytes(lower.as_bytes()).expect("a HeaderName's own text")))
+            }
+        },
+    }
+}
+
+/// A key source as it is written in a file, quotes and all.
+pub(super) fn print_key_source(source: &KeySource) -> toml::Value {
+    match source {
+        KeySource::Header(name) => format!("header:{name}").into(),
+        KeySource::Query(name) => format!("query:{name}").into(),
+        KeySource::Json(pointer) => format!("json:{pointer}").into(),
+        KeySource::Fingerprint => "fingerprint".into(),
+        KeySource::Joined(parts) => parts.iter().map(print_key_source).collect::<Vec<_>>().into(),
+    }
+}
+
+/// A part of the scope as it is written in a file.
+pub(super) fn print_scope_part(part: &ScopePart) -> String {
+    match part {
+        ScopePart::Header(name) => format!("header:{name}"),
+        ScopePart::Query(name) => format!("query:{name}"),
+        ScopePart::Constant(constant) => format!("constant:{constant}"),
+    }
+}

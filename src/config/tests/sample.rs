@@ -1,0 +1,104 @@
+//! `config.toml` at the root of the repository: it names every key, with its default, and loads.
+
+use std::collections::BTreeSet;
+
+use super::*;
+
+const SAMPLE: &str = include_str!("../../../config.toml");
+
+/// The keys of the sample that say more than a default would.
+const CHOSEN: [&str; 2] = ["route.name", "route.upstream"];
+
+/// One setting of the sample.
+struct Line {
+    number: usize,
+    key: String,
+    commented: bool,
+}
+
+fn is_setting(line: &str) -> bool {
+    line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b == b'.'))
+}
+
+fn lines() -> Vec<Line> {
+    let mut section = String::new();
+    let mut lines = Vec::new();
+    for (number, line) in SAMPLE.lines().enumerate() {
+        if let Some(head) = line.strip_prefix('[') {
+            section = format!("{}.", head.trim_matches(['[', ']']));
+        }
+        let (commented, text) = line.strip_prefix('#').map_or((false, line), |text| (true, text));
+        if is_setting(text) {
+            let (key, _) = text.split_once(" = ").unwrap();
+            lines.push(Line { number, key: format!("{section}{key}"), commented });
+        }
+    }
+    lines
+}
+
+/// The sample with these of its lines changed.
+fn changed(change: impl Fn(usize, &str) -> String) -> String {
+    SAMPLE.lines().enumerate().map(|(number, line)| change(number, line) + "\n").collect()
+}
+
+#[test]
+fn it_loads_without_a_warning() {
+    assert_eq!(loaded(SAMPLE).warnings, []);
+}
+
+#[test]
+fn it_names_every_key_that_is_known() {
+    let report = Report::default();
+    load_with(&Sources::text(SAMPLE), &report).unwrap();
+    let sections = ["limits", "log", "admin", "store", "route", "route.fingerprint"];
+    let known: BTreeSet<_> = report.known_keys().into_iter().filter(|key| !sections.contains(&key.as_str())).collect();
+    let named: BTreeSet<_> = lines().into_iter().map(|line| line.key).collect();
+    assert!(known.len() > 50);
+    assert_eq!(named, known);
+}
+
+#[test]
+fn every_value_is_the_default() {
+    let whole = format!("{:?}", loaded(SAMPLE).config);
+    let defaults = lines().into_iter().filter(|line| !line.commented && !CHOSEN.contains(&line.key.as_str()));
+    let mut checked = 0;
+    for Line { number, key, .. } in defaults {
+        let without = changed(|n, line| if n == number { String::new() } else { line.to_owned() });
+        assert_eq!(format!("{:?}", loaded(&without).config), whole, "{key} is not at its default");
+        checked += 1;
+    }
+    assert!(checked > 45);
+}
+
+#[test]
+fn every_key_that_is_commented_out_can_be_taken_in() {
+    let mut checked = 0;
+    for Line { number, key, .. } in lines().into_iter().filter(|line| line.commented) {
+        let text = changed(|n, line| match line {
+            _ if n == number => line.trim_start_matches('#').to_owned(),
+            // A client's certificate and key come together, and only TLS has them.
+            _ if key.starts_with("store.client") && line.starts_with("#client_") => {
+                line.trim_start_matches('#').to_owned()
+            }
+            _ if key.starts_with("store.") && line.starts_with("url = ") => {
+                "url = \"rediss://redis.example\"".to_owned()
+            }
+            // The two say the same in different ways.
+            _ if key == "route.key_preset" && line.starts_with("key = ") => String::new(),
+            _ => line.to_owned(),
+        });
+        assert_ne!(effective(&loaded(&text).config), effective(&loaded(SAMPLE).config), "{key} changes nothing");
+        checked += 1;
+    }
+    assert!(checked >= 7);
+}
+
+#[test]
+fn every_setting_has_a_comment() {
+    let all: Vec<_> = SAMPLE.lines().collect();
+    for Line { number, key, .. } in lines() {
+        let before = all[number - 1];
+        let shares = key == "store.client_key_file" && before.starts_with("#client_cert_file");
+        assert!(before.starts_with("# ") || shares, "{key} has no comment");
+    }
+}

@@ -1,0 +1,305 @@
+//! Bodies: how a keyed request's body is read whole, and what a response to the client is made of.
+//!
+//! Everything that is held in memory is accounted for in one [`Budget`] of the process, so that many large bodies are
+//! refused rather than swapped.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::HeaderMap;
+use http_body::{Body as _, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
+use prometheus_client::metrics::gauge::Gauge;
+use tokio::sync::mpsc;
+
+use super::error::{Kind, Problem};
+use crate::upstream::ResponseBody;
+
+/// How much of an unwanted request body is read and thrown away, so that the client gets to see the refusal.
+const DRAIN_LIMIT: usize = 4 << 20;
+const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+/// What breaks a response's body on its way to the client.
+pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The body of an upstream's response ended before its end.
+#[derive(Debug, thiserror::Error)]
+#[error("the upstream's response ended before its end")]
+pub struct CutShort;
+
+/// Bounds something that is held at a time. Shared by all cores.
+#[derive(Clone, Debug)]
+pub struct Budget(Arc<BudgetInner>);
+
+#[derive(Debug)]
+struct BudgetInner {
+    limit: usize,
+    used: AtomicUsize,
+    gauge: Option<Gauge>,
+}
+
+impl Budget {
+    /// A budget of this size.
+    pub fn new(limit: usize) -> Budget {
+        Budget(Arc::new(BudgetInner { limit, used: AtomicUsize::new(0), gauge: None }))
+    }
+
+    /// The same budget, with a gauge that shows what is taken.
+    pub fn shown_by(self, gauge: &Gauge) -> Budget {
+        let limit = self.0.limit;
+        Budget(Arc::new(BudgetInner { limit, used: AtomicUsize::new(0), gauge: Some(gauge.clone()) }))
+    }
+
+    /// Takes this much until the returned share is dropped, or nothing when it is not there.
+    pub fn take(&self, amount: usize) -> Option<Share> {
+        let mut share = Share { budget: self.clone(), amount: 0 };
+        share.grow(amount).then_some(share)
+    }
+
+    /// How much is taken now.
+    pub fn used(&self) -> usize {
+        self.0.used.load(Ordering::Relaxed)
+    }
+}
+
+/// A part of a [`Budget`], given back when dropped.
+#[derive(Debug)]
+pub struct Share {
+    budget: Budget,
+    amount: usize,
+}
+
+impl Share {
+    /// Takes more, and says whether it was there.
+    pub fn grow(&mut self, amount: usize) -> bool {
+        let inner = &self.budget.0;
+        let before = inner.used.fetch_add(amount, Ordering::Relaxed);
+        if before.saturating_add(amount) > inner.limit {
+            inner.used.fetch_sub(amount, Ordering::Relaxed);
+            return false;
+        }
+        if let Some(gauge) = &inner.gauge {
+            gauge.inc_by(i64::try_from(amount).unwrap_or(i64::MAX));
+        }
+        self.amount += amount;
+        true
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        let inner = &self.budget.0;
+        inner.used.fetch_sub(self.amount, Ordering::Relaxed);
+        if let Some(gauge) = &inner.gauge {
+            gauge.dec_by(i64::try_from(self.amount).unwrap_or(i64::MAX));
+        }
+    }
+}
+
+/// A request body that was read to its end, and its share of the budget.
+#[derive(Debug)]
+pub struct Whole {
+    /// The bytes.
+    pub bytes: Bytes,
+    /// Given back when the bytes are no longer needed.
+    pub share: Share,
+}
+
+/// Reads a body to its end, within a size and a time. Request trailers of keyed requests are dropped.
+pub async fn read(body: Incoming, max: usize, within: Duration, budget: &Budget) -> Result<Whole, Problem> {
+    let declared = body.size_hint().exact();
+    if declared.is_some_and(|length| length > max as u64) {
+        drain(body);
+        return Err(too_large(max));
+    }
+    let mut share = budget.take(0).ok_or_else(overloaded)?;
+    if declared == Some(0) {
+        return Ok(Whole { bytes: Bytes::new(), share });
+    }
+    let mut body = body;
+    match tokio::time::timeout(within, collect(&mut body, max, &mut share)).await {
+        Ok(Ok(bytes)) => Ok(Whole { bytes, share }),
+        Ok(Err(problem)) => {
+            drain(body);
+            Err(problem)
+        }
+        Err(_) => Err(Problem::new(
+            Kind::BodyTimeout,
+            format!(
+                "The request body did not arrive within {}; nothing was forwarded.",
+                humantime::format_duration(within)
+            ),
+        )),
+    }
+}
+
+async fn collect(body: &mut Incoming, max: usize, share: &mut Share) -> Result<Bytes, Problem> {
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|_| {
+            Problem::new(Kind::BodyInvalid, "The request body broke off or is badly framed; nothing was forwarded.")
+        })?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.len() + rest.len() + data.len() > max {
+            return Err(too_large(max));
+        }
+        if !share.grow(data.len()) {
+            return Err(overloaded());
+        }
+        // Most bodies come in one piece; that piece is not copied.
+        if first.is_empty() && rest.is_empty() {
+            first = data;
+        } else {
+            if rest.is_empty() {
+                rest.extend_from_slice(&std::mem::take(&mut first));
+            }
+            rest.extend_from_slice(&data);
+        }
+    }
+    Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+fn too_large(max: usize) -> Problem {
+    Problem::new(
+        Kind::BodyTooLarge,
+        format!("The request body is larger than the {max} bytes that this route takes; nothing was forwarded."),
+    )
+}
+
+fn overloaded() -> Problem {
+    Problem::new(Kind::Overloaded, "Too many bytes of bodies are being held; nothing was forwarded.")
+}
+
+/// Goes on reading a body that nobody wants, within limits, so that the client can read the answer first.
+///
+/// Past the limits the body is dropped, and the server closes the connection: left bytes are never the next request.
+pub fn drain(mut body: Incoming) {
+    if body.is_end_stream() {
+        return;
+    }
+    tokio::spawn(async move {
+        let reading = async {
+            let mut left = DRAIN_LIMIT;
+            while let Some(Ok(frame)) = body.frame().await {
+                let length = frame.data_ref().map_or(0, Bytes::len);
+                let Some(less) = left.checked_sub(length) else { return };
+                left = less;
+            }
+        };
+        let _ = tokio::time::timeout(DRAIN_TIME, reading).await;
+    });
+}
+
+/// The body of a response to the client.
+#[derive(Debug)]
+pub struct Body(Inner);
+
+#[derive(Debug)]
+enum Inner {
+    Whole { data: Option<Bytes>, trailers: Option<Box<HeaderMap>> },
+    Relayed { frames: mpsc::Receiver<Option<Frame<Bytes>>>, ended: bool },
+    Upstream(Box<Passing>),
+}
+
+/// A plain response on its way through, and what must be held while it is.
+#[derive(Debug)]
+struct Passing {
+    body: ResponseBody,
+    _held: Held,
+}
+
+/// Whatever is given back when a passing response has ended.
+pub type Held = Box<dyn std::any::Any + Send>;
+
+impl Body {
+    /// A body that is there already.
+    pub fn full(bytes: Bytes) -> Body {
+        Body(Inner::Whole { data: Some(bytes).filter(|b| !b.is_empty()), trailers: None })
+    }
+
+    /// A body that is there already, with trailers.
+    pub fn with_trailers(bytes: Bytes, trailers: HeaderMap) -> Body {
+        let trailers = (!trailers.is_empty()).then(|| Box::new(trailers));
+        Body(Inner::Whole { data: Some(bytes).filter(|b| !b.is_empty()), trailers })
+    }
+
+    /// A body that a task hands over piece by piece, with `None` at its end. A channel closed before that is a body cut
+    /// short, so that a task which fails never looks like one that finished.
+    pub fn relayed(frames: mpsc::Receiver<Option<Frame<Bytes>>>) -> Body {
+        Body(Inner::Relayed { frames, ended: false })
+    }
+
+    /// The upstream's own body, with something to hold until it ended.
+    pub fn passing(body: ResponseBody, held: Held) -> Body {
+        Body(Inner::Upstream(Box::new(Passing { body, _held: held })))
+    }
+}
+
+impl http_body::Body for Body {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.0 {
+            Inner::Whole { data, trailers } => {
+                let frame = data.take().map(Frame::data).or_else(|| trailers.take().map(|t| Frame::trailers(*t)));
+                Poll::Ready(frame.map(Ok))
+            }
+            Inner::Relayed { ended: true, .. } => Poll::Ready(None),
+            Inner::Relayed { frames, ended } => frames.poll_recv(cx).map(|received| match received {
+                Some(Some(frame)) => Some(Ok(frame)),
+                Some(None) => {
+                    *ended = true;
+                    None
+                }
+                None => {
+                    *ended = true;
+                    Some(Err(CutShort.into()))
+                }
+            }),
+            Inner::Upstream(passing) => {
+                Pin::new(&mut passing.body).poll_frame(cx).map(|frame| frame.map(|f| f.map_err(Into::into)))
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.0 {
+            Inner::Whole { data, trailers } => data.is_none() && trailers.is_none(),
+            Inner::Relayed { ended, .. } => *ended,
+            Inner::Upstream(passing) => passing.body.is_end_stream(),
+        }
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match &self.0 {
+            // With trailers the length is left open: they can only be sent in a chunked body.
+            Inner::Whole { data, trailers: None } => SizeHint::with_exact(data.as_ref().map_or(0, |d| d.len() as u64)),
+            Inner::Whole { .. } | Inner::Relayed { .. } => SizeHint::default(),
+            Inner::Upstream(passing) => passing.body.size_hint(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_budget_is_never_overdrawn_and_gets_everything_back() {
+        let budget = Budget::new(10);
+        let mut first = budget.take(6).unwrap();
+        assert!(budget.take(5).is_none());
+        assert!(first.grow(4));
+        assert!(!first.grow(1));
+        assert_eq!(budget.used(), 10);
+        drop(first);
+        assert_eq!(budget.used(), 0);
+    }
+}

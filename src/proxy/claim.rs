@@ -1,0 +1,184 @@
+//! Step 5, claim: one store operation decides what becomes of a keyed request.
+//!
+//! Duplicates on this process never get here: they join a flight (see [`super::join`]).
+
+use std::sync::Arc;
+
+use tokio::time::Instant;
+
+use super::error::{Kind, Problem};
+use super::flights::{Conclusion, Lead};
+use super::lease::{Lease, Retries};
+use super::route::Route;
+use crate::config::{self, OnStoreError};
+use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Token};
+use crate::store::{Store, StoreError, StoreErrorKind};
+
+/// What the store said.
+#[derive(Debug)]
+pub enum Claimed {
+    /// This attempt may send. The first key came quoted (`true`) or bare, if the record was taken over from unknown.
+    Granted(Box<Lease>, Option<bool>),
+    /// There is nothing to do but to answer.
+    Concluded(Conclusion),
+    /// The store did not say. The claim may be granted all the same, and must be handed back ([`give_up`]).
+    GivenUp(Box<Lease>, Problem),
+    /// Another process's attempt is running.
+    Elsewhere,
+}
+
+/// The claim of a new attempt.
+pub fn attempt(route: &config::Route, id: &RecordId, fingerprint: &Fingerprint, quoted: bool) -> Claim {
+    Claim {
+        id: id.clone(),
+        token: Token::new(),
+        fingerprint: *fingerprint,
+        quoted,
+        lease: route.lease,
+        abandon_after: route.abandon_after,
+        on_unknown: match route.on_unknown {
+            config::OnUnknown::Hold => OnUnknown::Hold,
+            config::OnUnknown::Resend => OnUnknown::Resend,
+        },
+        unknown_retention: route.unknown_retention,
+    }
+}
+
+/// Asks the store.
+pub async fn claim(route: &Route, store: &Arc<dyn Store>, claim: Claim) -> Claimed {
+    // The clock starts before the message does: the lease cannot have begun earlier.
+    let begun = Instant::now();
+    let reply = match store.claim(&claim).await {
+        Ok(reply) => reply,
+        Err(error) => return failed(route, store, claim, begun, &error),
+    };
+    let id = &claim.id;
+    match reply {
+        ClaimReply::Granted { attempts, taken_over } => {
+            if taken_over.is_some() {
+                tracing::warn!(record = %id, attempts, "unknown outcome taken over, sending again");
+            }
+            let lease = Lease::granted(store.clone(), claim, route.metrics.clone(), begun);
+            Claimed::Granted(Box::new(lease), taken_over)
+        }
+        ClaimReply::Completed(replay) => Claimed::Concluded(replayed(route, id, replay)),
+        ClaimReply::InProgress { other_policy, .. } => {
+            count_policy(route, other_policy);
+            Claimed::Elsewhere
+        }
+        ClaimReply::Unknown(doubtful) => Claimed::Concluded(unknown(route, id, &doubtful)),
+        ClaimReply::Reused => Claimed::Concluded(Problem::reused(id).into()),
+        ClaimReply::Lost => Claimed::Concluded(unavailable(id).into()),
+    }
+}
+
+fn failed(route: &Route, store: &Arc<dyn Store>, claim: Claim, begun: Instant, error: &StoreError) -> Claimed {
+    let outage = matches!(error.kind, StoreErrorKind::Unreachable | StoreErrorKind::TimedOut);
+    tracing::warn!(record = %claim.id, kind = error.kind.as_str(), error = %Chain(error), "claim failed");
+    if outage && route.config.on_store_error == OnStoreError::Forward {
+        let lease = Lease::unprotected(store.clone(), claim, route.metrics.clone(), begun);
+        return Claimed::Granted(Box::new(lease), None);
+    }
+    let problem = unavailable(&claim.id);
+    if error.may_have_run {
+        let lease = Lease::granted(store.clone(), claim, route.metrics.clone(), begun);
+        return Claimed::GivenUp(Box::new(lease), problem);
+    }
+    Claimed::Concluded(problem.into())
+}
+
+/// Hands back a grant that may still come, until its lease must be over: nothing was sent, and an unknown record would
+/// say otherwise.
+pub async fn give_up(lease: &Lease) {
+    let mut retries = Retries::until(Instant::now() + lease.claim().lease);
+    while retries.again().await {
+        if lease.release().await.is_ok() {
+            return;
+        }
+    }
+    tracing::warn!(record = %lease.claim().id, "a claim that was given up could not be released");
+}
+
+fn unavailable(id: &RecordId) -> Problem {
+    let detail = "The store that guards this key did not answer. Nothing was forwarded, because a guess could execute \
+                  the request twice.";
+    Problem::new(Kind::StoreUnavailable, detail).about(id)
+}
+
+fn replayed(route: &Route, id: &RecordId, replay: Replay) -> Conclusion {
+    count_policy(route, replay.other_policy);
+    if replay.response.body().is_none() {
+        return Problem::not_retained(id, replay.response.status()).into();
+    }
+    Conclusion::Replay(Box::new(replay))
+}
+
+fn unknown(route: &Route, id: &RecordId, doubtful: &Doubtful) -> Conclusion {
+    count_policy(route, doubtful.other_policy);
+    Problem::unknown(id, doubtful).into()
+}
+
+fn count_policy(route: &Route, other_policy: bool) {
+    if other_policy {
+        route.metrics.policy_changed.inc();
+    }
+}
+
+/// Looks at a record for a duplicate that must not become its owner. `None`: still running.
+async fn look(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerprint: &Fingerprint) -> Option<Conclusion> {
+    match store.look(id, fingerprint).await {
+        Ok(LookReply::InProgress { .. }) => None,
+        Ok(LookReply::Completed(replay)) => Some(replayed(route, id, replay)),
+        Ok(LookReply::Unknown(doubtful)) => Some(unknown(route, id, &doubtful)),
+        Ok(LookReply::Reused) => Some(Problem::reused(id).into()),
+        // Released, or forgotten: a joiner never becomes an owner, but its client may come again at once.
+        Ok(LookReply::Absent) => Some(Problem::in_progress(id).into()),
+        Err(error) => {
+            tracing::warn!(record = %id, kind = error.kind.as_str(), error = %Chain(&error), "look failed");
+            Some(unavailable(id).into())
+        }
+    }
+}
+
+/// What the store says to a request that met a flight of another process with another fingerprint.
+pub async fn ask(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerprint: &Fingerprint) -> Conclusion {
+    look(route, store, id, fingerprint).await.unwrap_or_else(|| Problem::in_progress(id).into())
+}
+
+/// Waits for another process's attempt, for as long as anyone here waits for it.
+pub async fn elsewhere(route: &Route, store: &Arc<dyn Store>, lead: &Lead, fingerprint: &Fingerprint) -> Conclusion {
+    let id = lead.id();
+    lead.elsewhere();
+    // Watched before the look that decides to wait, so that no change falls in between.
+    let mut watch = match store.watch(id).await {
+        Ok(watch) => watch,
+        Err(error) => {
+            tracing::warn!(record = %id, kind = error.kind.as_str(), error = %Chain(&error), "watch failed");
+            return unavailable(id).into();
+        }
+    };
+    loop {
+        if let Some(conclusion) = look(route, store, id, fingerprint).await {
+            return conclusion;
+        }
+        tokio::select! {
+            () = watch.changed() => {}
+            () = lead.deserted() => return Problem::in_progress(id).into(),
+        }
+    }
+}
+
+/// An error with everything behind it, for one log line.
+pub struct Chain<'a>(pub &'a dyn std::error::Error);
+
+impl std::fmt::Display for Chain<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}", self.0)?;
+        let mut source = self.0.source();
+        while let Some(error) = source {
+            write!(f, ": {error}")?;
+            source = error.source();
+        }
+        Ok(())
+    }
+}

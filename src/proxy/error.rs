@@ -1,0 +1,344 @@
+//! Problems: the one place where a situation becomes a status code and a problem body (RFC 9457).
+//!
+//! Every step returns a [`Problem`] for what it refuses. A problem says what the client should do next (`retry`),
+//! because client libraries act on statuses alone; detail that is not the client's business goes to the log instead.
+
+use std::time::Duration;
+
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::{Response, StatusCode};
+
+use super::body::Body;
+use super::headers::{self, CacheStatus};
+use crate::metrics::RequestResult;
+use crate::record::{Doubtful, Reason, RecordId};
+
+/// What happened, by the last word of the problem type `urn:onceproxy:problem:…`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A key is required and missing.
+    KeyMissing,
+    /// The key is malformed, repeated, too long or empty.
+    KeyInvalid,
+    /// The key was used for another request.
+    KeyReused,
+    /// The first request with this key is still running.
+    RequestInProgress,
+    /// Nobody can tell whether it ran; the answer to a duplicate.
+    OutcomeUnknown,
+    /// Nobody can tell, and the proxy stopped listening or the connection broke; the answer to the attempt's caller.
+    OutcomeUnknownBroken,
+    /// Nobody can tell yet or any more, for lack of time; the answer to the attempt's caller.
+    OutcomeUnknownTimeout,
+    /// The body cannot be used.
+    BodyInvalid,
+    /// Nothing was sent to the upstream.
+    UpstreamUnreachable,
+    /// Completed, but the body was not kept.
+    ResponseNotRetained,
+    /// The store cannot answer.
+    StoreUnavailable,
+    /// The request body is too large.
+    BodyTooLarge,
+    /// The request body did not arrive in time.
+    BodyTimeout,
+    /// No route takes the request.
+    NoRoute,
+    /// Too many requests at a time.
+    Overloaded,
+}
+
+impl Kind {
+    fn status(self) -> StatusCode {
+        match self {
+            Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid => StatusCode::BAD_REQUEST,
+            Kind::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
+            Kind::RequestInProgress | Kind::OutcomeUnknown | Kind::ResponseNotRetained => StatusCode::CONFLICT,
+            Kind::OutcomeUnknownBroken | Kind::UpstreamUnreachable => StatusCode::BAD_GATEWAY,
+            Kind::OutcomeUnknownTimeout => StatusCode::GATEWAY_TIMEOUT,
+            Kind::StoreUnavailable | Kind::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
+            Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Kind::NoRoute => StatusCode::NOT_FOUND,
+        }
+    }
+
+    /// The word in the problem type, in `Cache-Status` and in logs.
+    pub fn word(self) -> &'static str {
+        match self {
+            Kind::KeyMissing => "key-missing",
+            Kind::KeyInvalid => "key-invalid",
+            Kind::KeyReused => "key-reused",
+            Kind::RequestInProgress => "request-in-progress",
+            Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => "outcome-unknown",
+            Kind::BodyInvalid => "body-invalid",
+            Kind::UpstreamUnreachable => "upstream-unreachable",
+            Kind::ResponseNotRetained => "response-not-retained",
+            Kind::StoreUnavailable => "store-unavailable",
+            Kind::BodyTooLarge => "body-too-large",
+            Kind::BodyTimeout => "body-timeout",
+            Kind::NoRoute => "no-route",
+            Kind::Overloaded => "overloaded",
+        }
+    }
+
+    fn title(self) -> &'static str {
+        match self {
+            Kind::KeyMissing => "An idempotency key is required",
+            Kind::KeyInvalid => "The idempotency key is not usable",
+            Kind::KeyReused => "The idempotency key was used for another request",
+            Kind::RequestInProgress => "The first request with this key is still running",
+            Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => {
+                "It is not known whether the request was executed"
+            }
+            Kind::BodyInvalid => "The request body is not usable",
+            Kind::UpstreamUnreachable => "The upstream could not be reached, and nothing was sent",
+            Kind::ResponseNotRetained => "The request was executed, but its response is not kept",
+            Kind::StoreUnavailable => "The idempotency store cannot answer",
+            Kind::BodyTooLarge => "The request body is too large",
+            Kind::BodyTimeout => "The request body did not arrive in time",
+            Kind::NoRoute => "No route takes this request",
+            Kind::Overloaded => "Too many requests at a time",
+        }
+    }
+
+    fn retry(self) -> Option<Retry> {
+        match self {
+            Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid | Kind::BodyTooLarge => {
+                Some(Retry::AfterCorrection)
+            }
+            Kind::KeyReused => Some(Retry::NewKey),
+            Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => Some(Retry::Operator),
+            Kind::ResponseNotRetained => Some(Retry::Never),
+            Kind::RequestInProgress
+            | Kind::UpstreamUnreachable
+            | Kind::StoreUnavailable
+            | Kind::BodyTimeout
+            | Kind::Overloaded => Some(Retry::SameKey),
+            Kind::NoRoute => None,
+        }
+    }
+
+    fn result(self) -> RequestResult {
+        match self {
+            Kind::KeyMissing | Kind::KeyInvalid => RequestResult::KeyRejected,
+            Kind::KeyReused => RequestResult::KeyReused,
+            Kind::RequestInProgress => RequestResult::InProgress,
+            Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => RequestResult::Unknown,
+            Kind::BodyInvalid | Kind::BodyTooLarge | Kind::BodyTimeout => RequestResult::BodyRejected,
+            Kind::UpstreamUnreachable => RequestResult::NotSent,
+            Kind::ResponseNotRetained => RequestResult::NotRetained,
+            Kind::StoreUnavailable => RequestResult::StoreError,
+            Kind::NoRoute => RequestResult::NoRoute,
+            Kind::Overloaded => RequestResult::Overloaded,
+        }
+    }
+
+    fn retry_after(self) -> Option<Duration> {
+        match self {
+            Kind::RequestInProgress | Kind::StoreUnavailable | Kind::Overloaded => Some(Duration::from_secs(1)),
+            _ => None,
+        }
+    }
+}
+
+/// What the client should do next: the member `retry`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// Mend the request first.
+    AfterCorrection,
+    /// Use a new key: this one belongs to another request.
+    NewKey,
+    /// Send the same request with the same key again.
+    SameKey,
+    /// Nothing: a person has to find out what happened.
+    Operator,
+    /// Nothing: it was executed.
+    Never,
+}
+
+impl Retry {
+    fn word(self) -> &'static str {
+        match self {
+            Retry::AfterCorrection => "after-correction",
+            Retry::NewKey => "new-key",
+            Retry::SameKey => "same-key",
+            Retry::Operator => "operator",
+            Retry::Never => "never",
+        }
+    }
+
+    /// The Stripe SDKs repeat every 409 and 5xx by themselves unless this header says otherwise.
+    fn stripe_should_retry(self) -> Option<HeaderValue> {
+        match self {
+            Retry::SameKey => Some(HeaderValue::from_static("true")),
+            Retry::Operator | Retry::Never | Retry::NewKey => Some(HeaderValue::from_static("false")),
+            Retry::AfterCorrection => None,
+        }
+    }
+}
+
+/// A refusal, before it is written out.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    kind: Kind,
+    detail: String,
+    retry: Option<Retry>,
+    retry_after: Option<Duration>,
+    record: Option<RecordId>,
+    original_status: Option<u16>,
+    reason: Option<Reason>,
+}
+
+impl Problem {
+    /// A problem with this sentence for the client.
+    pub fn new(kind: Kind, detail: impl Into<String>) -> Problem {
+        Problem {
+            kind,
+            detail: detail.into(),
+            retry: kind.retry(),
+            retry_after: kind.retry_after(),
+            record: None,
+            original_status: None,
+            reason: None,
+        }
+    }
+
+    /// Names the record, so that an operator can be asked about it.
+    pub fn about(mut self, record: &RecordId) -> Problem {
+        self.record = Some(record.clone());
+        self
+    }
+
+    /// Says that the same request may come again, after this time.
+    pub fn same_key_after(mut self, pause: Duration) -> Problem {
+        self.retry = Some(Retry::SameKey);
+        self.retry_after = Some(pause);
+        self
+    }
+
+    /// Names the status of the upstream's own answer.
+    pub fn with_original_status(mut self, status: Option<u16>) -> Problem {
+        self.original_status = status;
+        self
+    }
+
+    /// A duplicate met an unknown record.
+    pub fn unknown(id: &RecordId, doubtful: &Doubtful) -> Problem {
+        let mut problem = Problem::new(
+            Kind::OutcomeUnknown,
+            format!(
+                "The first request with this key may or may not have been executed ({}). It is not sent again; an \
+                 operator has to find out and resolve record {id}.",
+                doubtful.reason.as_str()
+            ),
+        );
+        problem.reason = Some(doubtful.reason);
+        problem.about(id).with_original_status(doubtful.original_status)
+    }
+
+    /// The attempt's own caller, and whoever joined it, is told that the outcome is unknown.
+    pub fn doubted(id: &RecordId, reason: Reason, resend: bool) -> Problem {
+        let (kind, what) = match reason {
+            Reason::Timeout => (Kind::OutcomeUnknownTimeout, "The upstream did not answer in time"),
+            Reason::Truncated => (Kind::OutcomeUnknownBroken, "The upstream's answer ended before its end"),
+            Reason::Drained => (Kind::OutcomeUnknownBroken, "The proxy stopped while the request was running"),
+            Reason::Panic => (Kind::OutcomeUnknownBroken, "The proxy failed while the request was running"),
+            Reason::Reset | Reason::Lapsed | Reason::Status => {
+                (Kind::OutcomeUnknownBroken, "The connection to the upstream broke after the request was sent")
+            }
+        };
+        let next = if resend { "the same request may be sent again" } else { "it is not sent again by itself" };
+        let mut problem =
+            Problem::new(kind, format!("{what}. Whether the request was executed is not known; {next}.")).about(id);
+        problem.reason = Some(reason);
+        if resend { problem.same_key_after(Duration::from_secs(1)) } else { problem }
+    }
+
+    /// The caller's patience ended while the proxy still listens for the answer.
+    pub fn still_listening(id: &RecordId) -> Problem {
+        Problem::new(
+            Kind::OutcomeUnknownTimeout,
+            "The upstream has not answered yet. The proxy still listens: the same request with the same key is \
+             answered with the late response, and is not executed again.",
+        )
+        .about(id)
+        .same_key_after(Duration::from_secs(5))
+    }
+
+    /// A duplicate met a running attempt, or its wait ended.
+    pub fn in_progress(id: &RecordId) -> Problem {
+        Problem::new(
+            Kind::RequestInProgress,
+            "The first request with this key is still running. The same request with the same key gets its response \
+             later.",
+        )
+        .about(id)
+    }
+
+    /// Another request came under a used key.
+    pub fn reused(id: &RecordId) -> Problem {
+        Problem::new(
+            Kind::KeyReused,
+            "This key was used for a different request (method, path, query or body differ). Use a new key for a \
+             changed request.",
+        )
+        .about(id)
+    }
+
+    /// The record is complete, but its body was not kept.
+    pub fn not_retained(id: &RecordId, status: u16) -> Problem {
+        Problem::new(
+            Kind::ResponseNotRetained,
+            format!("The request was executed and answered with status {status}; its body was too large to be kept."),
+        )
+        .about(id)
+        .with_original_status(Some(status))
+    }
+
+    /// What kind of problem it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+
+    /// How a request that ends like this is counted.
+    pub fn result(&self) -> RequestResult {
+        self.kind.result()
+    }
+
+    /// Writes the problem out as a response.
+    pub fn into_response(self) -> Response<Body> {
+        let status = self.kind.status();
+        let mut body = serde_json::Map::new();
+        body.insert("type".into(), format!("urn:onceproxy:problem:{}", self.kind.word()).into());
+        body.insert("title".into(), self.kind.title().into());
+        body.insert("status".into(), status.as_u16().into());
+        body.insert("detail".into(), self.detail.into());
+        if let Some(retry) = self.retry {
+            body.insert("retry".into(), retry.word().into());
+        }
+        if let Some(record) = &self.record {
+            body.insert("record".into(), record.to_string().into());
+        }
+        if let Some(reason) = self.reason {
+            body.insert("reason".into(), reason.as_str().into());
+        }
+        if let Some(original) = self.original_status {
+            body.insert("original_status".into(), original.into());
+        }
+        let text = serde_json::Value::Object(body).to_string();
+        let mut response = Response::new(Body::full(text.into()));
+        *response.status_mut() = status;
+        let fields = response.headers_mut();
+        fields.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        fields.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        if let Some(pause) = self.retry_after {
+            fields.insert(RETRY_AFTER, HeaderValue::from(pause.as_secs().max(1)));
+        }
+        if let Some(value) = self.retry.and_then(Retry::stripe_should_retry) {
+            fields.insert("stripe-should-retry", value);
+        }
+        headers::add_cache_status(fields, &CacheStatus::Problem(self.kind.word()));
+        response
+    }
+}

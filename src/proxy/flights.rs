@@ -1,0 +1,269 @@
+//! The join table: which keys this process is working on, so that duplicates wait in memory and not at the store.
+//!
+//! One entry is one *flight*: the attempt of the first request that asked for the key, and whoever joined it. The table
+//! is the only thing that requests on different cores share; its locks are held for a look-up and never over an await.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use bytes::Bytes;
+use http::HeaderMap;
+use tokio::sync::watch;
+
+use super::error::{Kind, Problem};
+use crate::record::{Fingerprint, RecordId, Replay, Response};
+
+const SHARDS: usize = 64;
+
+/// How an attempt ended, for its caller and for all who joined it.
+#[derive(Clone, Debug)]
+pub enum Conclusion {
+    /// The upstream answered, whole.
+    Answered(Box<Answered>),
+    /// There was a completed record.
+    Replay(Box<Replay>),
+    /// Nothing to show but a problem.
+    Problem(Box<Problem>),
+}
+
+impl From<Problem> for Conclusion {
+    fn from(problem: Problem) -> Conclusion {
+        Conclusion::Problem(Box::new(problem))
+    }
+}
+
+/// A whole answer of the upstream.
+#[derive(Clone, Debug)]
+pub struct Answered {
+    /// The fields as the attempt's own caller gets them.
+    pub fields: HeaderMap,
+    /// The trailers as the attempt's own caller gets them.
+    pub trailers: Option<HeaderMap>,
+    /// The body.
+    pub body: Bytes,
+    /// The same as it is recorded, and as those who joined get it.
+    pub recorded: Response,
+    /// What became of it.
+    pub settled: Settled,
+}
+
+/// What became of an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Settled {
+    /// It is recorded.
+    Stored,
+    /// Recording it failed, or found another's record.
+    NotRecorded,
+    /// Its status means "not executed"; the key is free again.
+    Released,
+    /// Its status means "cannot tell"; the key is held.
+    Doubted,
+    /// It was never to be recorded, because the store could not be asked for a claim.
+    Unprotected,
+}
+
+/// How far a flight is.
+#[derive(Clone, Debug)]
+pub enum Stage {
+    /// The store has not answered yet.
+    Claiming,
+    /// The attempt holds the claim.
+    Granted,
+    /// Another process's attempt holds it, and the flight waits for that one.
+    Elsewhere,
+    /// Over.
+    Done(Arc<Conclusion>),
+}
+
+/// One key that this process is working on.
+#[derive(Debug)]
+pub struct Flight {
+    fingerprint: Fingerprint,
+    granted: AtomicBool,
+    stage: watch::Sender<Stage>,
+}
+
+/// The table.
+#[derive(Debug)]
+pub struct Flights {
+    shards: Vec<Mutex<HashMap<[u8; 16], Arc<Flight>>>>,
+}
+
+/// What a request does about its key.
+#[derive(Debug)]
+pub enum Turn {
+    /// It is the first: it asks the store.
+    Lead(Lead),
+    /// It joins a flight.
+    Join(Seat),
+}
+
+impl Flights {
+    /// An empty table.
+    pub fn new() -> Arc<Flights> {
+        Arc::new(Flights { shards: (0..SHARDS).map(|_| Mutex::default()).collect() })
+    }
+
+    /// Joins the flight of this record, or starts one.
+    pub fn enter(self: &Arc<Flights>, id: &RecordId, fingerprint: &Fingerprint) -> Turn {
+        let mut shard = self.shard(id);
+        if let Some(flight) = shard.get(id.hash()) {
+            // Taking the seat under the lock makes the number of seats final once the flight left the table.
+            return Turn::Join(Seat { stage: flight.stage.subscribe(), flight: flight.clone() });
+        }
+        let flight = Arc::new(Flight {
+            fingerprint: *fingerprint,
+            granted: AtomicBool::new(false),
+            stage: watch::Sender::new(Stage::Claiming),
+        });
+        shard.insert(*id.hash(), flight.clone());
+        Turn::Lead(Lead { flights: self.clone(), flight, id: id.clone(), listed: true, done: false })
+    }
+
+    fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<[u8; 16], Arc<Flight>>> {
+        lock(&self.shards[usize::from(id.hash()[0]) % SHARDS])
+    }
+}
+
+/// A poisoned shard holds a map that is still whole: no code that can panic runs under the lock.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The attempt's side of a flight. Dropped before its end (a panic), it tells everyone so.
+#[derive(Debug)]
+pub struct Lead {
+    flights: Arc<Flights>,
+    flight: Arc<Flight>,
+    id: RecordId,
+    listed: bool,
+    done: bool,
+}
+
+impl Lead {
+    /// The record it is about.
+    pub fn id(&self) -> &RecordId {
+        &self.id
+    }
+
+    /// A seat for the attempt's own caller, should it come to wait like the others.
+    pub fn seat(&self) -> Seat {
+        Seat { stage: self.flight.stage.subscribe(), flight: self.flight.clone() }
+    }
+
+    /// Says that the store granted the claim.
+    pub fn granted(&self) {
+        self.flight.granted.store(true, Ordering::Release);
+        self.flight.stage.send_replace(Stage::Granted);
+    }
+
+    /// Says that another process holds the claim.
+    pub fn elsewhere(&self) {
+        self.flight.stage.send_replace(Stage::Elsewhere);
+    }
+
+    /// Returns when nobody has a seat any more.
+    pub async fn deserted(&self) {
+        self.flight.stage.closed().await;
+    }
+
+    /// Takes the flight off the table: the next request with this key asks the store.
+    pub fn leave(&mut self) {
+        if std::mem::take(&mut self.listed) {
+            self.flights.shard(&self.id).remove(self.id.hash());
+        }
+    }
+
+    /// Tells everyone how it ended, if anyone is there or may still come.
+    pub fn conclude(&mut self, conclusion: &Arc<Conclusion>) {
+        self.done = true;
+        if self.listed || self.flight.stage.receiver_count() > 0 {
+            self.flight.stage.send_replace(Stage::Done(conclusion.clone()));
+        }
+    }
+}
+
+impl Drop for Lead {
+    fn drop(&mut self) {
+        self.leave();
+        if !self.done {
+            let problem = Problem::new(Kind::OutcomeUnknownBroken, "The proxy failed while the request was running.");
+            self.conclude(&Arc::new(problem.about(&self.id).into()));
+        }
+    }
+}
+
+/// A duplicate's side of a flight.
+#[derive(Debug)]
+pub struct Seat {
+    flight: Arc<Flight>,
+    stage: watch::Receiver<Stage>,
+}
+
+impl Seat {
+    /// What the flight's first request was.
+    pub fn fingerprint(&self) -> &Fingerprint {
+        &self.flight.fingerprint
+    }
+
+    /// Whether this process's attempt was granted the claim.
+    pub fn was_granted(&self) -> bool {
+        self.flight.granted.load(Ordering::Acquire)
+    }
+
+    /// How far the flight is.
+    pub fn stage(&mut self) -> Stage {
+        self.stage.borrow_and_update().clone()
+    }
+
+    /// Returns when the stage changed since it was last asked for.
+    pub async fn changed(&mut self) {
+        // The sender is in the flight that `self` holds, so it is never gone.
+        let _ = self.stage.changed().await;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id() -> RecordId {
+        RecordId::new("r".into(), [7; 16])
+    }
+
+    const PRINT: Fingerprint = Fingerprint { policy: [0; 4], digest: [1; 32] };
+
+    #[tokio::test]
+    async fn a_flight_that_is_dropped_wakes_its_joiners_and_leaves_the_table() {
+        let flights = Flights::new();
+        let Turn::Lead(lead) = flights.enter(&id(), &PRINT) else { panic!("the table is empty") };
+        let Turn::Join(mut seat) = flights.enter(&id(), &PRINT) else { panic!("the flight is listed") };
+        assert!(matches!(seat.stage(), Stage::Claiming));
+        drop(lead);
+        seat.changed().await;
+        assert!(matches!(seat.stage(), Stage::Done(_)));
+        assert!(flights.shard(&id()).is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_flight_off_the_table_is_not_joined() {
+        let flights = Flights::new();
+        let Turn::Lead(mut first) = flights.enter(&id(), &PRINT) else { panic!("the table is empty") };
+        first.leave();
+        let Turn::Lead(_second) = flights.enter(&id(), &PRINT) else { panic!("the first has left") };
+        // The first must not take the second off the table when it goes.
+        drop(first);
+        assert_eq!(flights.shard(&id()).len(), 1);
+    }
+
+    #[tokio::test]
+    async fn desertion_is_noticed() {
+        let flights = Flights::new();
+        let Turn::Lead(lead) = flights.enter(&id(), &PRINT) else { panic!("the table is empty") };
+        let seat = lead.seat();
+        let waiting = tokio::spawn(async move { lead.deserted().await });
+        drop(seat);
+        waiting.await.unwrap();
+    }
+}

@@ -1,0 +1,308 @@
+//! Step 6, forward: one attempt at the upstream, and what is known of it afterwards.
+//!
+//! The upstream is sent the request at most once. Only a message that was certainly not sent (handed back by the
+//! connection) goes out a second time, on a fresh connection, and is counted.
+
+use std::time::Duration;
+
+use bytes::{Bytes, BytesMut};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
+use http::uri::PathAndQuery;
+use http::{Method, StatusCode, Uri, response};
+use http_body::{Body as _, Frame};
+use http_body_util::BodyExt;
+use tokio::sync::{mpsc, oneshot};
+use tokio::time::{Instant, timeout, timeout_at};
+
+use super::body::{Body, Share};
+use super::claim::Chain;
+use super::error::Problem;
+use super::flights::{Conclusion, Seat};
+use super::headers::{self, CacheStatus};
+use super::lease::Lease;
+use super::route::Route;
+use crate::record::{Reason, Response};
+use crate::upstream::{RequestBody, ResponseBody, SendError};
+
+/// A keyed request as the upstream is to see it.
+#[derive(Debug)]
+pub struct Outgoing {
+    /// The method.
+    pub method: Method,
+    /// The target in origin form.
+    pub target: PathAndQuery,
+    /// All fields but the length.
+    pub fields: HeaderMap,
+    /// The whole body.
+    pub body: Bytes,
+    /// Whether the client gave a length, so that an empty body keeps its `Content-Length: 0`.
+    pub has_length: bool,
+    /// What the bodies of this attempt take of the budget.
+    pub share: Share,
+}
+
+impl Outgoing {
+    fn request(&self) -> http::Request<RequestBody> {
+        let mut request = http::Request::new(RequestBody::full(self.body.clone()));
+        *request.method_mut() = self.method.clone();
+        *request.uri_mut() = Uri::from(self.target.clone());
+        *request.headers_mut() = self.fields.clone();
+        if self.has_length || !self.body.is_empty() {
+            request.headers_mut().insert(CONTENT_LENGTH, self.body.len().into());
+        }
+        request
+    }
+}
+
+/// The attempt's caller, as long as it is owed an answer.
+#[derive(Debug)]
+pub struct Caller(Option<oneshot::Sender<Delivery>>);
+
+/// What the attempt's caller gets.
+#[derive(Debug)]
+pub enum Delivery {
+    /// The end of the attempt.
+    Concluded(std::sync::Arc<Conclusion>),
+    /// A response that flows while the attempt goes on.
+    Flowing(Box<http::Response<Body>>),
+    /// Another process's attempt is running: the caller is a duplicate after all, and waits like one.
+    Elsewhere(Seat),
+}
+
+impl Caller {
+    /// The caller behind this channel.
+    pub fn new(sender: oneshot::Sender<Delivery>) -> Caller {
+        Caller(Some(sender))
+    }
+
+    /// Gives the caller its answer, and says whether it was still there.
+    pub fn deliver(&mut self, delivery: Delivery) -> bool {
+        self.0.take().is_some_and(|sender| sender.send(delivery).is_ok())
+    }
+
+    /// Whether the caller went away, or its time ended, before it was answered.
+    pub fn left(&self) -> bool {
+        self.0.as_ref().is_some_and(oneshot::Sender::is_closed)
+    }
+}
+
+/// What is known of the attempt.
+#[derive(Debug)]
+pub enum Outcome {
+    /// Certainly not one byte was sent.
+    NotSent(Problem),
+    /// A whole response arrived.
+    Answered(Whole),
+    /// A whole response arrived, and flowed to the caller without being kept.
+    Flowed(Response),
+    /// Nobody can tell.
+    Unknown(Reason, Option<Response>),
+}
+
+/// A response that was read to its end.
+#[derive(Debug)]
+pub struct Whole {
+    /// The status.
+    pub status: StatusCode,
+    /// The fields as the caller gets them.
+    pub fields: HeaderMap,
+    /// The trailers, if there were any.
+    pub trailers: Option<HeaderMap>,
+    /// The body.
+    pub body: Bytes,
+}
+
+/// Sends the request and reads the response, under the lease.
+pub async fn forward(route: &Route, lease: &Lease, mut outgoing: Outgoing, caller: &mut Caller) -> Outcome {
+    let started = Instant::now();
+    let head = match timeout_at(lease.abandon_at(), send(route, lease, &outgoing)).await {
+        Ok(Ok(head)) => head,
+        Ok(Err(outcome)) => return outcome,
+        Err(_) if lease.was_sent() => return Outcome::Unknown(Reason::Timeout, None),
+        Err(_) => return Outcome::NotSent(unreachable("no connection could be made in time")),
+    };
+    let outcome = receive(route, lease, &mut outgoing, head, caller).await;
+    route.metrics.upstream_seconds.observe(started.elapsed().as_secs_f64());
+    outcome
+}
+
+async fn send(route: &Route, lease: &Lease, outgoing: &Outgoing) -> Result<http::Response<ResponseBody>, Outcome> {
+    let mut connection = route.pool.checkout().await;
+    for resend in [false, true] {
+        let ready = match connection {
+            Ok(ready) => ready,
+            Err(error) => {
+                tracing::warn!(route = %route.config.name, error = %Chain(&error), "upstream not reached");
+                return Err(Outcome::NotSent(unreachable(error)));
+            }
+        };
+        lease.may_send().await.map_err(Outcome::NotSent)?;
+        lease.set_sent(true);
+        match ready.send(outgoing.request()).await {
+            Ok(response) => return Ok(response),
+            Err(SendError::NotSent { source, .. }) => {
+                lease.set_sent(false);
+                if resend {
+                    return Err(Outcome::NotSent(unreachable(source)));
+                }
+                route.metrics.upstream_resends.inc();
+                connection = route.pool.connect().await;
+            }
+            Err(error @ SendError::MayHaveRun { .. }) => {
+                tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream broke off");
+                return Err(Outcome::Unknown(Reason::Reset, None));
+            }
+        }
+    }
+    unreachable!("the second round returns")
+}
+
+fn unreachable(why: impl std::fmt::Display) -> Problem {
+    Problem::new(
+        super::error::Kind::UpstreamUnreachable,
+        format!("Nothing was sent to the upstream: {why}. The same request with the same key may be sent again."),
+    )
+}
+
+async fn receive(
+    route: &Route,
+    lease: &Lease,
+    outgoing: &mut Outgoing,
+    response: http::Response<ResponseBody>,
+    caller: &mut Caller,
+) -> Outcome {
+    let (head, mut body) = response.into_parts();
+    let bodiless = outgoing.method == Method::HEAD || head.status == StatusCode::NOT_MODIFIED;
+    let limit = route.config.max_response_body;
+    let declared = body.size_hint().exact().unwrap_or(0);
+    if !bodiless && (declared > limit as u64 || is_event_stream(&head)) {
+        return flow(route, lease, &head, Bytes::new(), body, caller).await;
+    }
+    let collecting = collect(&mut body, limit, &mut outgoing.share);
+    match timeout_at(lease.abandon_at(), collecting).await {
+        Ok(Ok(Collected::All(bytes, trailers))) => Outcome::Answered(Whole {
+            status: head.status,
+            fields: headers::from_upstream(&head, bodiless),
+            trailers,
+            body: bytes,
+        }),
+        Ok(Ok(Collected::TooMuch(begun))) => flow(route, lease, &head, begun, body, caller).await,
+        Ok(Err(error)) => {
+            tracing::warn!(record = %lease.claim().id, error = %Chain(&*error), "upstream's response broke off");
+            Outcome::Unknown(Reason::Truncated, Some(kept_head(route, &head)))
+        }
+        Err(_) => Outcome::Unknown(Reason::Timeout, Some(kept_head(route, &head))),
+    }
+}
+
+fn is_event_stream(head: &response::Parts) -> bool {
+    head.headers.get(CONTENT_TYPE).is_some_and(|value| {
+        let essence = value.as_bytes().split(|b| *b == b';').next().unwrap_or_default();
+        essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
+    })
+}
+
+fn kept_head(route: &Route, head: &response::Parts) -> Response {
+    headers::recorded(&route.config, head.status.as_u16(), &headers::from_upstream(head, false), None, None)
+}
+
+enum Collected {
+    All(Bytes, Option<HeaderMap>),
+    TooMuch(Bytes),
+}
+
+async fn collect(
+    body: &mut ResponseBody,
+    limit: usize,
+    share: &mut Share,
+) -> Result<Collected, Box<dyn std::error::Error + Send + Sync>> {
+    let mut first = Bytes::new();
+    let mut rest = BytesMut::new();
+    let mut trailers = None;
+    while let Some(frame) = body.frame().await {
+        match frame?.into_data() {
+            Ok(data) => {
+                // The one piece that most bodies come in is not copied.
+                let fits = first.len() + rest.len() + data.len() <= limit && share.grow(data.len());
+                if first.is_empty() && rest.is_empty() {
+                    first = data;
+                } else {
+                    if rest.is_empty() {
+                        rest.extend_from_slice(&std::mem::take(&mut first));
+                    }
+                    rest.extend_from_slice(&data);
+                }
+                if !fits {
+                    return Ok(Collected::TooMuch(if rest.is_empty() { first } else { rest.freeze() }));
+                }
+            }
+            Err(frame) => trailers = frame.into_trailers().ok(),
+        }
+    }
+    Ok(Collected::All(if rest.is_empty() { first } else { rest.freeze() }, trailers))
+}
+
+/// Passes a response on while it arrives. It is kept without its body, and the patience counts between bytes.
+async fn flow(
+    route: &Route,
+    lease: &Lease,
+    head: &response::Parts,
+    begun: Bytes,
+    mut body: ResponseBody,
+    caller: &mut Caller,
+) -> Outcome {
+    let kept = kept_head(route, head);
+    let patience = lease.claim().abandon_after;
+    let mut relay = Relay::start(head, caller);
+    if !begun.is_empty() {
+        relay.pass(Frame::data(begun), patience).await;
+    }
+    loop {
+        match timeout(patience, body.frame()).await {
+            Ok(None) => {
+                relay.end(patience).await;
+                return Outcome::Flowed(kept);
+            }
+            Ok(Some(Ok(frame))) => relay.pass(frame, patience).await,
+            Ok(Some(Err(error))) => {
+                tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream's response broke off");
+                return Outcome::Unknown(Reason::Truncated, Some(kept));
+            }
+            Err(_) => return Outcome::Unknown(Reason::Timeout, Some(kept)),
+        }
+    }
+}
+
+/// Hands a flowing response to its caller, for as long as there is one. Dropped without [`Relay::end`], it breaks the
+/// caller's response off.
+struct Relay(Option<mpsc::Sender<Option<Frame<Bytes>>>>);
+
+impl Relay {
+    fn start(head: &response::Parts, caller: &mut Caller) -> Relay {
+        // A few frames: enough to keep both sides busy, few enough to hold a fast upstream back.
+        let (sender, receiver) = mpsc::channel(4);
+        let mut response = http::Response::new(Body::relayed(receiver));
+        *response.status_mut() = head.status;
+        *response.headers_mut() = headers::from_upstream(head, true);
+        headers::add_cache_status(response.headers_mut(), &CacheStatus::Missed(Some("response-not-retained")));
+        let there = caller.deliver(Delivery::Flowing(Box::new(response)));
+        Relay(there.then_some(sender))
+    }
+
+    async fn pass(&mut self, frame: Frame<Bytes>, patience: Duration) {
+        self.send(Some(frame), patience).await;
+    }
+
+    async fn end(&mut self, patience: Duration) {
+        self.send(None, patience).await;
+    }
+
+    async fn send(&mut self, frame: Option<Frame<Bytes>>, patience: Duration) {
+        // A caller that stopped reading is given up like one that left; the upstream is still listened to.
+        if let Some(sender) = &self.0
+            && !matches!(timeout(patience, sender.send(frame)).await, Ok(Ok(())))
+        {
+            self.0 = None;
+        }
+    }
+}

@@ -1,0 +1,284 @@
+//! Header fields at this hop: what is taken off, what is put on, and what is never recorded.
+//!
+//! Hop-by-hop fields are those of RFC 9110 section 7.6.1 and whatever `Connection` names. Fields are copied, not
+//! removed in place, so that their order survives.
+
+use std::net::SocketAddr;
+use std::time::Duration;
+
+use http::header::{
+    AGE, CONNECTION, CONTENT_LENGTH, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
+};
+use http::{Version, request, response};
+
+use super::key::Key;
+use crate::config::{ForwardKey, Forwarded, KeySource, Route};
+use crate::record::Response;
+
+const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
+const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
+const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
+const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
+const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
+const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
+
+/// The name of this hop in `Via` and `Cache-Status`.
+const PSEUDONYM: &str = "onceproxy";
+
+/// What `Cache-Status` (RFC 9211) says of a response.
+#[derive(Clone, Copy, Debug)]
+pub enum CacheStatus {
+    /// Forwarded and recorded.
+    Stored,
+    /// Forwarded; not recorded, for this reason if one is worth saying.
+    Missed(Option<&'static str>),
+    /// Replayed; kept for this long.
+    Hit(Duration),
+    /// Answered with a running attempt's response, which was recorded.
+    Joined,
+    /// Answered with a running attempt's response, which was not recorded.
+    Collapsed,
+    /// Passed through without protection, for this reason.
+    Bypass(&'static str),
+    /// A problem of this type.
+    Problem(&'static str),
+}
+
+impl CacheStatus {
+    fn to_value(self) -> HeaderValue {
+        let text = match self {
+            CacheStatus::Stored => return HeaderValue::from_static("onceproxy; fwd=miss; stored"),
+            CacheStatus::Missed(None) => return HeaderValue::from_static("onceproxy; fwd=miss"),
+            CacheStatus::Missed(Some(detail)) => format!("{PSEUDONYM}; fwd=miss; detail={detail}"),
+            CacheStatus::Hit(ttl) => format!("{PSEUDONYM}; hit; ttl={}", ttl.as_secs()),
+            CacheStatus::Joined => return HeaderValue::from_static("onceproxy; hit; collapsed"),
+            CacheStatus::Collapsed => return HeaderValue::from_static("onceproxy; fwd=miss; collapsed"),
+            CacheStatus::Bypass(detail) => format!("{PSEUDONYM}; fwd=bypass; detail={detail}"),
+            CacheStatus::Problem(kind) => format!("{PSEUDONYM}; detail={kind}"),
+        };
+        HeaderValue::from_str(&text).expect("numbers and our own words are visible ASCII")
+    }
+}
+
+/// Appends this hop's `Cache-Status`, after those of hops nearer the origin (RFC 9211 section 2).
+pub fn add_cache_status(fields: &mut HeaderMap, status: &CacheStatus) {
+    fields.append(CACHE_STATUS, status.to_value());
+}
+
+/// Marks a response that comes from a record.
+pub fn mark_replayed(fields: &mut HeaderMap) {
+    fields.insert(IDEMPOTENT_REPLAYED, HeaderValue::from_static("true"));
+}
+
+/// Adds the time a response has been kept to the `Age` it had (RFC 9111 section 5.1).
+pub fn add_age(fields: &mut HeaderMap, age: Duration) {
+    let before = fields.get(AGE).and_then(|v| v.to_str().ok()?.parse::<u64>().ok()).unwrap_or(0);
+    fields.insert(AGE, HeaderValue::from(before.saturating_add(age.as_secs())));
+}
+
+/// Says that `Prefer: wait` was honoured (RFC 7240 section 3).
+pub fn add_preference_applied(fields: &mut HeaderMap, wait: Duration) {
+    let text = format!("wait={}", wait.as_secs());
+    fields.append(PREFERENCE_APPLIED, HeaderValue::from_str(&text).expect("digits are visible ASCII"));
+}
+
+/// Adds this hop to `Via`, with the version in which the message was received (RFC 9110 section 7.6.3).
+pub fn add_via(fields: &mut HeaderMap, received: Version) {
+    let value = match received {
+        Version::HTTP_10 => HeaderValue::from_static("1.0 onceproxy"),
+        Version::HTTP_2 => HeaderValue::from_static("2 onceproxy"),
+        _ => HeaderValue::from_static("1.1 onceproxy"),
+    };
+    fields.append(VIA, value);
+}
+
+/// How long a duplicate is willing to wait, from `Prefer: wait=SECONDS` (RFC 7240 section 4.3).
+pub fn preferred_wait(fields: &HeaderMap) -> Option<Duration> {
+    fields
+        .get_all("prefer")
+        .iter()
+        .filter_map(|line| line.to_str().ok())
+        .flat_map(|line| line.split(','))
+        .filter_map(|preference| {
+            let (name, value) = preference.split(';').next()?.split_once('=')?;
+            let seconds = value.trim().trim_matches('"').parse::<u32>().ok()?;
+            name.trim().eq_ignore_ascii_case("wait").then(|| Duration::from_secs(seconds.into()))
+        })
+        .next()
+}
+
+/// The names that a message's `Connection` fields list.
+fn named_by_connection(fields: &HeaderMap) -> Vec<HeaderName> {
+    fields
+        .get_all(CONNECTION)
+        .iter()
+        .flat_map(|line| line.as_bytes().split(|b| *b == b','))
+        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        .collect()
+}
+
+fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
+    *name == CONNECTION
+        || *name == KEEP_ALIVE
+        || *name == PROXY_CONNECTION
+        || *name == TE
+        || *name == TRANSFER_ENCODING
+        || *name == UPGRADE
+        || named.contains(name)
+}
+
+/// The fields of the request as the upstream gets them, all but its framing.
+///
+/// `key` is the key if the request is protected, and whether it is to be forwarded in the quoted form.
+pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: Option<(&Key, bool)>) -> HeaderMap {
+    let named = named_by_connection(&head.headers);
+    let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
+    let mut fields = HeaderMap::with_capacity(head.headers.len() + 4);
+    fields.append(HOST, host(route, head));
+    for (name, value) in &head.headers {
+        let taken_off = is_hop_by_hop(name, &named)
+            || matches!(*name, HOST | EXPECT | CONTENT_LENGTH | FORWARDED)
+            || *name == CACHE_STATUS
+            || *name == IDEMPOTENT_REPLAYED
+            || *name == PREFERENCE_APPLIED
+            || *name == X_FORWARDED_FOR
+            || *name == X_FORWARDED_PROTO
+            || *name == X_FORWARDED_HOST
+            || dropped_key.as_ref().is_some_and(|names| names.contains(&name));
+        if !taken_off {
+            fields.append(name, value.clone());
+        }
+    }
+    if let (Some((key, quoted)), ForwardKey::Renamed(name)) = (key, &route.forward_key) {
+        fields.insert(name, key.to_header_value(quoted));
+    }
+    if route.forwarded == Forwarded::Append {
+        append_forwarded(&mut fields, head, peer);
+    }
+    add_via(&mut fields, head.version);
+    fields
+}
+
+/// Puts the key into the form of the first time, where a resend would otherwise show another one.
+pub fn keep_key_form(route: &Route, fields: &mut HeaderMap, key: &Key, quoted: bool) {
+    if route.forward_key != ForwardKey::Same || key.is_quoted() == quoted {
+        return;
+    }
+    if let Some(name) = key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)) {
+        fields.insert(name, key.to_header_value(quoted));
+    }
+}
+
+fn key_headers(sources: &[KeySource]) -> Vec<&HeaderName> {
+    let mut names = Vec::new();
+    for source in sources {
+        match source {
+            KeySource::Header(name) => names.push(name),
+            KeySource::Joined(parts) => names.extend(key_headers(parts)),
+            KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => {}
+        }
+    }
+    names
+}
+
+fn host(route: &Route, head: &request::Parts) -> HeaderValue {
+    let received = || match head.uri.authority() {
+        Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
+        None => head.headers.get(HOST).cloned(),
+    };
+    let own = || HeaderValue::from_str(&route.upstream.authority()).ok();
+    let host = if route.preserve_host { received().or_else(own) } else { own() };
+    host.unwrap_or_else(|| HeaderValue::from_static(""))
+}
+
+fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr) {
+    let host = head.headers.get(HOST);
+    let ip = peer.ip();
+    append_list(fields, &head.headers, X_FORWARDED_FOR, &ip.to_string());
+    for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
+        for value in head.headers.get_all(&name) {
+            fields.append(&name, value.clone());
+        }
+    }
+    if !fields.contains_key(X_FORWARDED_PROTO) {
+        fields.append(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+    }
+    if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
+        fields.append(X_FORWARDED_HOST, host.clone());
+    }
+    // RFC 7239 section 6: an IPv6 address is bracketed and, having colons, quoted.
+    let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
+    let mut element = format!("for={node};proto=http");
+    if let Some(host) = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\'])) {
+        element.push_str(&format!(";host=\"{host}\""));
+    }
+    append_list(fields, &head.headers, FORWARDED, &element);
+}
+
+/// One line with what was received, if anything, and this element at its end.
+fn append_list(fields: &mut HeaderMap, received: &HeaderMap, name: HeaderName, element: &str) {
+    let mut line = Vec::new();
+    for value in received.get_all(&name) {
+        line.extend_from_slice(value.as_bytes());
+        line.extend_from_slice(b", ");
+    }
+    line.extend_from_slice(element.as_bytes());
+    if let Ok(value) = HeaderValue::from_bytes(&line) {
+        fields.append(name, value);
+    }
+}
+
+/// The upstream's fields as the first caller gets them: without those of the hop, and with a `Date` (RFC 9110 section
+/// 6.6.1 lets a recipient add one), so that a replay can show the same.
+///
+/// `Content-Length` stays only where `keep_length` says that the body does not give it.
+pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
+    let named = named_by_connection(&head.headers);
+    let mut fields = HeaderMap::with_capacity(head.headers.len() + 4);
+    for (name, value) in &head.headers {
+        if !is_hop_by_hop(name, &named) && (keep_length || *name != CONTENT_LENGTH) {
+            fields.append(name, value.clone());
+        }
+    }
+    if !fields.contains_key(DATE) {
+        let now = httpdate::fmt_http_date(std::time::SystemTime::now());
+        fields.append(DATE, HeaderValue::from_str(&now).expect("an HTTP date is visible ASCII"));
+    }
+    fields
+}
+
+fn is_recorded(route: &Route, name: &HeaderName) -> bool {
+    let personal = *name == SET_COOKIE || *name == WWW_AUTHENTICATE || *name == PROXY_AUTHENTICATE;
+    !personal || route.keep_headers.contains(name)
+}
+
+/// The response as it is recorded: without what must not be kept.
+pub fn recorded(
+    route: &Route,
+    status: u16,
+    fields: &HeaderMap,
+    trailers: Option<&HeaderMap>,
+    body: Option<bytes::Bytes>,
+) -> Response {
+    fn lines<'a>(route: &'a Route, fields: &'a HeaderMap) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
+        fields
+            .iter()
+            .filter(|(name, _)| is_recorded(route, name))
+            .map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()))
+    }
+    let trailers = trailers.into_iter().flat_map(|fields| lines(route, fields));
+    Response::new(status, lines(route, fields), trailers, body)
+}
+
+/// The fields of a recorded response. Stored names and values were checked when they came in; a damaged one is left out.
+pub fn replayed<'a>(lines: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> HeaderMap {
+    lines
+        .filter_map(|(name, value)| Some((HeaderName::from_bytes(name).ok()?, HeaderValue::from_bytes(value).ok()?)))
+        .fold(HeaderMap::with_capacity(16), |mut fields, (name, value)| {
+            fields.append(name, value);
+            fields
+        })
+}

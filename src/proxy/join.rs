@@ -1,0 +1,59 @@
+//! The join: a duplicate that meets a flight of its own process.
+//!
+//! It costs no store connection. A joiner never becomes an owner: it gets what the attempt's caller got, or the news
+//! that the attempt is still running.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::time::{Instant, timeout_at};
+
+use super::error::Problem;
+use super::flights::{Conclusion, Seat, Stage};
+use super::route::Route;
+use crate::config::OnDuplicate;
+use crate::record::{Fingerprint, RecordId};
+
+/// How a join ended.
+#[derive(Debug)]
+pub enum Joined {
+    /// With the attempt's own conclusion.
+    Concluded(Arc<Conclusion>),
+    /// With a refusal of this request alone.
+    Refused(Problem),
+    /// The flight cannot answer for this request: it was another one, and no claim of this process proves that the key
+    /// was used for it. The store must be asked, without claiming if the flight is still on (`true`).
+    AskStore(bool),
+}
+
+/// Waits for the flight for at most `patience`.
+pub async fn join(
+    route: &Route,
+    id: &RecordId,
+    fingerprint: &Fingerprint,
+    mut seat: Seat,
+    patience: Duration,
+) -> Joined {
+    if seat.fingerprint().other_policy(fingerprint) {
+        route.metrics.policy_changed.inc();
+    }
+    let other_request = seat.fingerprint().conflicts_with(fingerprint);
+    let rejects = route.config.on_duplicate == OnDuplicate::Reject;
+    let until = Instant::now() + patience;
+    loop {
+        match seat.stage() {
+            _ if other_request && seat.was_granted() => return Joined::Refused(Problem::reused(id)),
+            Stage::Done(_) if other_request => return Joined::AskStore(false),
+            Stage::Elsewhere if other_request => return Joined::AskStore(true),
+            Stage::Done(conclusion) => return Joined::Concluded(conclusion),
+            Stage::Granted | Stage::Elsewhere if rejects => return Joined::Refused(Problem::in_progress(id)),
+            // The claim's reply is awaited in any case: it may be a replay. The store bounds the time it takes.
+            Stage::Claiming => seat.changed().await,
+            Stage::Granted | Stage::Elsewhere => {
+                if timeout_at(until, seat.changed()).await.is_err() {
+                    return Joined::Refused(Problem::in_progress(id));
+                }
+            }
+        }
+    }
+}

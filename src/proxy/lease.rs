@@ -1,0 +1,240 @@
+//! The lease: an attempt's hold on its key, from "granted" to "decided".
+//!
+//! It keeps the claim alive at the store, says whether a send may begin, and makes the writes that end the claim. The
+//! attempt's store operations go through one lock, so that they never overlap.
+
+use std::convert::Infallible;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::error::{Kind, Problem};
+use crate::metrics::RouteMetrics;
+use crate::record::{Claim, CompleteReply, DoubtReply, Reason, ReleaseReply, RenewReply, Response};
+use crate::store::{Store, StoreError};
+
+/// An attempt's hold on its key.
+pub struct Lease {
+    store: Arc<dyn Store>,
+    claim: Claim,
+    metrics: RouteMetrics,
+    /// When the message was *begun* that gave the present lease: by the store's clock it cannot have begun earlier.
+    since: Mutex<Instant>,
+    /// The largest part of the lease that was used before a renewal, in thousandths.
+    worst: AtomicU64,
+    /// When the first claim message was begun.
+    begun: Instant,
+    /// Held by whichever operation of this attempt is under way.
+    operation: tokio::sync::Mutex<()>,
+    /// Set just before the first byte may leave.
+    sent: AtomicBool,
+    /// False if the store could not be asked, and the route forwards all the same.
+    protected: bool,
+}
+
+impl Lease {
+    /// The lease of a granted claim, whose message was begun at `begun`.
+    pub fn granted(store: Arc<dyn Store>, claim: Claim, metrics: RouteMetrics, begun: Instant) -> Lease {
+        Lease {
+            store,
+            claim,
+            metrics,
+            since: Mutex::new(begun),
+            worst: AtomicU64::new(0),
+            begun,
+            operation: tokio::sync::Mutex::new(()),
+            sent: AtomicBool::new(false),
+            protected: true,
+        }
+    }
+
+    /// No lease at all: the store could not be asked, and the route forwards without it.
+    pub fn unprotected(store: Arc<dyn Store>, claim: Claim, metrics: RouteMetrics, begun: Instant) -> Lease {
+        let mut lease = Lease::granted(store, claim, metrics, begun);
+        lease.protected = false;
+        lease
+    }
+
+    /// The claim it is about.
+    pub fn claim(&self) -> &Claim {
+        &self.claim
+    }
+
+    /// Whether a claim stands behind it.
+    pub fn is_protected(&self) -> bool {
+        self.protected
+    }
+
+    /// When the attempt stops listening.
+    pub fn abandon_at(&self) -> Instant {
+        self.begun + self.claim.abandon_after
+    }
+
+    /// Whether a byte may have left.
+    pub fn was_sent(&self) -> bool {
+        self.sent.load(Ordering::Acquire)
+    }
+
+    /// Notes whether a byte may have left. Only a certain "not sent" takes it back.
+    pub fn set_sent(&self, sent: bool) {
+        self.sent.store(sent, Ordering::Release);
+    }
+
+    /// Asked just before the first byte: whether the claim is certainly alive for long enough to begin a send.
+    ///
+    /// With under a third of the lease left (a pause, a slow connect) it renews first, and only "extended" will do.
+    pub async fn may_send(&self) -> Result<(), Problem> {
+        if !self.protected || self.age() < self.claim.lease * 2 / 3 {
+            return Ok(());
+        }
+        let _operation = self.operation.lock().await;
+        match self.renew().await {
+            Ok(RenewReply::Extended) => Ok(()),
+            reply => {
+                tracing::warn!(record = %self.claim.id, ?reply, "claim not confirmed before sending, nothing is sent");
+                Err(Problem::new(
+                    Kind::StoreUnavailable,
+                    "The claim on this key could not be confirmed in time; nothing was sent.",
+                )
+                .about(&self.claim.id))
+            }
+        }
+    }
+
+    /// Renews the lease every third of it, until it is dropped, or the record is no longer this attempt's to renew.
+    pub async fn keep_alive(&self) -> Infallible {
+        if self.protected {
+            let third = self.claim.lease / 3;
+            let mut due = self.since() + third;
+            loop {
+                sleep_until(due).await;
+                let _operation = self.operation.lock().await;
+                due = Instant::now() + third;
+                match self.renew().await {
+                    Ok(RenewReply::Extended | RenewReply::Rewritten) => {}
+                    Ok(reply @ (RenewReply::Lapsed | RenewReply::Lost)) => {
+                        tracing::warn!(record = %self.claim.id, ?reply, "lease not renewed, still listening");
+                        break;
+                    }
+                    Err(error) => {
+                        tracing::warn!(record = %self.claim.id, %error, "lease not renewed, trying again");
+                        due = Instant::now() + third / 4;
+                    }
+                }
+            }
+        }
+        std::future::pending().await
+    }
+
+    async fn renew(&self) -> Result<RenewReply, StoreError> {
+        let begun = Instant::now();
+        let used = self.part_used();
+        let reply = self.store.renew(&self.claim).await?;
+        match reply {
+            RenewReply::Extended => self.renewed(begun, used),
+            RenewReply::Rewritten => {
+                self.renewed(begun, used);
+                self.metrics.rewritten_claims.inc();
+                tracing::warn!(record = %self.claim.id, "the store had forgotten a claim, written anew");
+            }
+            RenewReply::Lapsed | RenewReply::Lost => {}
+        }
+        Ok(reply)
+    }
+
+    /// Records the response.
+    pub async fn complete(&self, response: &Response, retention: Duration) -> Result<CompleteReply, StoreError> {
+        let _operation = self.operation.lock().await;
+        let reply = self.store.complete(&self.claim, response, retention).await?;
+        match &reply {
+            CompleteReply::Stored | CompleteReply::Already(_) => {}
+            CompleteReply::Rewritten => {
+                self.metrics.rewritten_claims.inc();
+                tracing::warn!(record = %self.claim.id, "the store had forgotten a claim, its response is recorded");
+            }
+            CompleteReply::Lost => {
+                self.metrics.lost_writes.inc();
+                tracing::error!(record = %self.claim.id, "response not recorded, the record is another attempt's");
+            }
+        }
+        Ok(reply)
+    }
+
+    /// Hands the grant back: nothing was sent, or the upstream said that it did not execute.
+    pub async fn release(&self) -> Result<ReleaseReply, StoreError> {
+        let _operation = self.operation.lock().await;
+        self.store.release(&self.claim).await
+    }
+
+    /// Says that nobody can tell.
+    pub async fn doubt(&self, reason: Reason, response: Option<&Response>) -> Result<DoubtReply, StoreError> {
+        let _operation = self.operation.lock().await;
+        let reply = self.store.doubt(&self.claim, reason, response).await?;
+        match reply {
+            DoubtReply::Held => 0,
+            DoubtReply::Rewritten => self.metrics.rewritten_claims.inc(),
+            DoubtReply::Lost => self.metrics.lost_writes.inc(),
+        };
+        tracing::warn!(record = %self.claim.id, token = %self.claim.token, reason = reason.as_str(), "outcome unknown");
+        Ok(reply)
+    }
+
+    fn since(&self) -> Instant {
+        *self.since.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn renewed(&self, begun: Instant, used: f64) {
+        *self.since.lock().unwrap_or_else(PoisonError::into_inner) = begun;
+        self.worst.fetch_max((used * 1000.0) as u64, Ordering::Relaxed);
+    }
+
+    fn age(&self) -> Duration {
+        self.since().elapsed()
+    }
+
+    fn part_used(&self) -> f64 {
+        self.age().as_secs_f64() / self.claim.lease.as_secs_f64()
+    }
+}
+
+impl Drop for Lease {
+    fn drop(&mut self) {
+        if self.protected {
+            let of_lease = self.part_used().max(self.worst.load(Ordering::Relaxed) as f64 / 1000.0);
+            let of_patience = self.begun.elapsed().as_secs_f64() / self.claim.abandon_after.as_secs_f64();
+            self.metrics.lease_used.observe(of_lease.max(of_patience));
+        }
+    }
+}
+
+/// Times at which a failed write is tried again: soon at first, then once a second, until a moment.
+#[derive(Debug)]
+pub struct Retries {
+    until: Instant,
+    pause: Duration,
+}
+
+impl Retries {
+    /// Tries until this moment, and at least once.
+    pub fn until(until: Instant) -> Retries {
+        Retries { until, pause: Duration::from_millis(50) }
+    }
+
+    /// Returns `true` when it is time for another try, `false` when there is no more sense in one.
+    pub async fn again(&mut self) -> bool {
+        if self.pause > Duration::from_millis(50) && Instant::now() >= self.until {
+            return false;
+        }
+        sleep(self.pause).await;
+        self.pause = (self.pause * 2).min(Duration::from_secs(1));
+        true
+    }
+}
+
+impl std::fmt::Debug for Lease {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("claim", &self.claim).field("sent", &self.was_sent()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,112 @@
+//! Step 8, respond: the upstream's response, the replay, or a problem.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use http::{HeaderMap, Response, StatusCode, Version};
+
+use super::body::Body;
+use super::error::Problem;
+use super::flights::{Answered, Conclusion, Settled};
+use super::headers::{self, CacheStatus};
+use crate::metrics::RequestResult;
+use crate::record::Replay;
+
+/// A response, and how the request is counted.
+#[derive(Debug)]
+pub struct Answer {
+    /// What the client gets.
+    pub response: Response<Body>,
+    /// The metric's label.
+    pub result: RequestResult,
+}
+
+impl Answer {
+    /// A response that is counted like this.
+    pub fn new(response: Response<Body>, result: RequestResult) -> Answer {
+        Answer { response, result }
+    }
+
+    /// A refusal.
+    pub fn problem(problem: Problem) -> Answer {
+        let result = problem.result();
+        Answer::new(problem.into_response(), result)
+    }
+
+    /// Adds `Via`. Every answer but a problem came from the upstream.
+    pub fn with_via(mut self) -> Answer {
+        headers::add_via(self.response.headers_mut(), Version::HTTP_11);
+        self
+    }
+
+    /// Says that `Prefer: wait` was honoured.
+    pub fn with_preference(mut self, wait: Option<Duration>) -> Answer {
+        if let Some(wait) = wait {
+            headers::add_preference_applied(self.response.headers_mut(), wait);
+        }
+        self
+    }
+}
+
+/// Answers the attempt's own caller.
+pub fn first(conclusion: Arc<Conclusion>) -> Answer {
+    match Arc::unwrap_or_clone(conclusion) {
+        Conclusion::Answered(answered) => {
+            let Answered { fields, trailers, body, recorded, settled } = *answered;
+            let mut answer = whole(recorded.status(), fields, trailers.unwrap_or_default(), body);
+            let (status, result) = match settled {
+                Settled::Stored => (CacheStatus::Stored, RequestResult::Executed),
+                Settled::NotRecorded => (CacheStatus::Missed(Some("not-recorded")), RequestResult::Executed),
+                Settled::Released => (CacheStatus::Missed(None), RequestResult::Released),
+                Settled::Doubted => (CacheStatus::Missed(Some("outcome-unknown")), RequestResult::Unknown),
+                Settled::Unprotected => (CacheStatus::Bypass("store-error"), RequestResult::Unprotected),
+            };
+            headers::add_cache_status(answer.headers_mut(), &status);
+            Answer::new(answer, result).with_via()
+        }
+        Conclusion::Replay(replay) => replayed(&replay),
+        Conclusion::Problem(problem) => Answer::problem(*problem),
+    }
+}
+
+/// Answers a request that joined: like the attempt's caller, less the fields that are never replayed.
+pub fn joined(conclusion: &Conclusion) -> Answer {
+    match conclusion {
+        Conclusion::Answered(answered) => {
+            let recorded = &answered.recorded;
+            let fields = headers::replayed(recorded.headers());
+            let trailers = headers::replayed(recorded.trailers());
+            let mut answer = whole(recorded.status(), fields, trailers, answered.body.clone());
+            // An answer whose write is still being repeated is replayed from memory; it is final all the same.
+            let final_answer = matches!(answered.settled, Settled::Stored | Settled::NotRecorded);
+            let status = if final_answer { CacheStatus::Joined } else { CacheStatus::Collapsed };
+            if final_answer {
+                headers::mark_replayed(answer.headers_mut());
+            }
+            headers::add_cache_status(answer.headers_mut(), &status);
+            Answer::new(answer, RequestResult::Joined).with_via()
+        }
+        Conclusion::Replay(replay) => replayed(replay),
+        Conclusion::Problem(problem) => Answer::problem((**problem).clone()),
+    }
+}
+
+/// Replays a completed record that has its body.
+fn replayed(replay: &Replay) -> Answer {
+    let recorded = &replay.response;
+    let fields = headers::replayed(recorded.headers());
+    let trailers = headers::replayed(recorded.trailers());
+    let mut answer = whole(recorded.status(), fields, trailers, recorded.body().cloned().unwrap_or_default());
+    headers::mark_replayed(answer.headers_mut());
+    headers::add_age(answer.headers_mut(), replay.age);
+    headers::add_cache_status(answer.headers_mut(), &CacheStatus::Hit(replay.ttl));
+    Answer::new(answer, RequestResult::Replayed).with_via()
+}
+
+fn whole(status: u16, fields: HeaderMap, trailers: HeaderMap, body: bytes::Bytes) -> Response<Body> {
+    let mut response = Response::new(Body::with_trailers(body, trailers));
+    // A recorded status was one once; a damaged one must not look like success.
+    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+    *response.headers_mut() = fields;
+    response
+}

@@ -1,0 +1,94 @@
+//! Step 2, route: which settings a request falls under.
+//!
+//! A route that names the request's host goes before one that takes any; among those the longest path prefix wins,
+//! by whole segments.
+
+use std::sync::Arc;
+
+use http::request;
+use http::uri::PathAndQuery;
+
+use super::error::{Kind, Problem};
+use crate::config;
+use crate::metrics::RouteMetrics;
+use crate::upstream::Pool;
+
+/// A route with what it needs on this core.
+#[derive(Debug)]
+pub struct Route {
+    /// The settings.
+    pub config: Arc<config::Route>,
+    /// Connections to the upstream.
+    pub pool: Pool,
+    /// Resolved metrics.
+    pub metrics: RouteMetrics,
+    /// Its place in the settings.
+    pub index: usize,
+}
+
+/// All routes, most specific first.
+#[derive(Debug)]
+pub struct Routes(Vec<Arc<Route>>);
+
+impl Routes {
+    /// Orders the routes by how specific they are.
+    pub fn new(mut routes: Vec<Arc<Route>>) -> Routes {
+        routes.sort_by_key(|route| (route.config.host.is_none(), std::cmp::Reverse(prefix(&route.config).len())));
+        Routes(routes)
+    }
+
+    /// The route that takes this request.
+    pub fn find(&self, head: &request::Parts) -> Result<&Arc<Route>, Problem> {
+        let host = requested_host(head);
+        let path = head.uri.path();
+        self.0
+            .iter()
+            .find(|route| matches(&route.config, host, path))
+            .ok_or_else(|| Problem::new(Kind::NoRoute, "No route of this proxy takes this host and path."))
+    }
+}
+
+/// The route's path without a slash at its end, so that `/v1` and `/v1/` take the same requests.
+fn prefix(route: &config::Route) -> &str {
+    route.path.strip_suffix('/').unwrap_or(&route.path)
+}
+
+fn matches(route: &config::Route, host: Option<&str>, path: &str) -> bool {
+    let host_matches = match &route.host {
+        None => true,
+        Some(wanted) => host.is_some_and(|host| host.eq_ignore_ascii_case(wanted)),
+    };
+    host_matches && rest_of(route, path).is_some()
+}
+
+/// What follows the route's prefix: empty, or beginning with a slash.
+fn rest_of<'a>(route: &config::Route, path: &'a str) -> Option<&'a str> {
+    let rest = path.strip_prefix(prefix(route))?;
+    (path.starts_with('/') && (rest.is_empty() || rest.starts_with('/'))).then_some(rest)
+}
+
+/// The host that was asked for, without its port: of an absolute-form target, else of the `Host` field.
+fn requested_host(head: &request::Parts) -> Option<&str> {
+    let authority = match head.uri.authority() {
+        Some(authority) => authority.as_str(),
+        None => head.headers.get(http::header::HOST)?.to_str().ok()?,
+    };
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
+    match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => Some(host),
+        _ => Some(authority),
+    }
+}
+
+/// The target as the upstream gets it: as received, byte for byte, but for the prefix where it is to be taken off.
+pub fn target(route: &config::Route, head: &request::Parts) -> PathAndQuery {
+    let received = head.uri.path_and_query().cloned().unwrap_or_else(|| PathAndQuery::from_static("/"));
+    if !route.strip_prefix {
+        return received;
+    }
+    let Some(rest) = rest_of(route, received.path()) else { return received };
+    let slash = if rest.is_empty() { "/" } else { "" };
+    let query = received.query().map(|q| format!("?{q}")).unwrap_or_default();
+    // A suffix of a valid target that begins with a slash is a valid target.
+    format!("{slash}{rest}{query}").parse().unwrap_or(received)
+}

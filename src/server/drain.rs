@@ -1,0 +1,64 @@
+//! The stop as one core's connections see it: a flag that costs a load, and the wakers of those that wait.
+//!
+//! A connection could wait for the process's signal itself, but then every wake-up of every connection would take a
+//! lock that all cores share.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Waker;
+
+/// Whether this core drains.
+#[derive(Debug, Default)]
+pub(super) struct Drain {
+    begun: AtomicBool,
+    sleepers: Mutex<Sleepers>,
+}
+
+#[derive(Debug, Default)]
+struct Sleepers {
+    next: u64,
+    wakers: HashMap<u64, Waker>,
+}
+
+impl Drain {
+    /// Whether it has begun.
+    pub(super) fn has_begun(&self) -> bool {
+        self.begun.load(Ordering::Acquire)
+    }
+
+    /// Begins it and wakes every connection.
+    pub(super) fn begin(&self) {
+        self.begun.store(true, Ordering::Release);
+        self.sleepers().wakers.values().for_each(Waker::wake_by_ref);
+    }
+
+    /// Has this task woken when draining begins, until the guard is dropped. A caller that looks at
+    /// [`Drain::has_begun`] afterwards misses nothing.
+    pub(super) fn wake(self: &Arc<Drain>, waker: &Waker) -> WakeGuard {
+        let mut sleepers = self.sleepers();
+        let number = sleepers.next;
+        sleepers.next += 1;
+        sleepers.wakers.insert(number, waker.clone());
+        drop(sleepers);
+        WakeGuard { drain: self.clone(), number }
+    }
+
+    fn sleepers(&self) -> MutexGuard<'_, Sleepers> {
+        // Nothing is half done under this lock.
+        self.sleepers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Takes the waker back when dropped.
+#[derive(Debug)]
+pub(super) struct WakeGuard {
+    drain: Arc<Drain>,
+    number: u64,
+}
+
+impl Drop for WakeGuard {
+    fn drop(&mut self) {
+        self.drain.sleepers().wakers.remove(&self.number);
+    }
+}

@@ -1,0 +1,82 @@
+//! What the two sides of a connection tell each other past hyper: the bytes' side whether a head is at fault, the
+//! service's side whether it is answering.
+//!
+//! Both live in one task; the atomics are there only because tasks must be `Send`.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use super::fault::HeadFault;
+
+/// The state of one connection.
+#[derive(Debug, Default)]
+pub(super) struct Exchange {
+    /// From the service's call until its body was handed over or dropped.
+    answering: AtomicBool,
+    /// Requests given to the service. hyper gives them in the order of their heads.
+    requests: AtomicU64,
+    /// Whether the client is not taking what is written.
+    stalled: AtomicBool,
+    /// Whether a body has begun to arrive and has not ended.
+    receiving: AtomicBool,
+    /// The first request whose head is at fault. Nothing behind it is trusted.
+    fault: OnceLock<(u64, HeadFault)>,
+}
+
+impl Exchange {
+    /// Whether a request is being answered.
+    pub(super) fn is_answering(&self) -> bool {
+        self.answering.load(Ordering::Relaxed)
+    }
+
+    /// Whether part of an answer waits for the client to take it. The service may be done with it already.
+    pub(super) fn is_stalled(&self) -> bool {
+        self.stalled.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether writing waits for the client.
+    pub(super) fn set_stalled(&self, stalled: bool) {
+        self.stalled.store(stalled, Ordering::Relaxed);
+    }
+
+    /// Whether there is more to come of a request's body.
+    pub(super) fn is_receiving(&self) -> bool {
+        self.receiving.load(Ordering::Relaxed)
+    }
+
+    /// Notes whether there is more to come of a request's body.
+    pub(super) fn set_receiving(&self, receiving: bool) {
+        self.receiving.store(receiving, Ordering::Relaxed);
+    }
+
+    /// Notes that the head of the request with this number, counted from 0, is at fault.
+    pub(super) fn refuse(&self, number: u64, fault: HeadFault) {
+        // Only the first counts, and the reader reports none behind it.
+        let _ = self.fault.set((number, fault));
+    }
+
+    /// Counts the next request. It is being answered until the turn is dropped.
+    pub(super) fn begin(self: &Arc<Exchange>) -> Turn {
+        self.requests.fetch_add(1, Ordering::Relaxed);
+        self.answering.store(true, Ordering::Relaxed);
+        Turn(self.clone())
+    }
+
+    /// Whether the bytes of the request begun last were sound.
+    pub(super) fn verdict(&self) -> Result<(), HeadFault> {
+        match self.fault.get() {
+            Some((number, fault)) if self.requests.load(Ordering::Relaxed) > *number => Err(*fault),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// The time in which one request is being answered.
+#[derive(Debug)]
+pub(super) struct Turn(Arc<Exchange>);
+
+impl Drop for Turn {
+    fn drop(&mut self) {
+        self.0.answering.store(false, Ordering::Relaxed);
+    }
+}

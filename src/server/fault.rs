@@ -1,0 +1,38 @@
+//! What can be wrong with the head of a request: each fault is a way to make two readers of the same bytes disagree.
+
+use thiserror::Error;
+
+/// Why a request was refused by its head, with 400, before the service saw it. Its text is what the client gets.
+#[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
+pub enum HeadFault {
+    /// RFC 9112, section 6.1: a way to smuggle requests.
+    #[error("the request has both Content-Length and Transfer-Encoding")]
+    BothFramings,
+    /// RFC 9112, section 6.1. Other codings could be decoded, but never are by clients of an HTTP API.
+    #[error("Transfer-Encoding must be exactly one field that says chunked")]
+    TransferEncoding,
+    /// RFC 9110, section 8.6.
+    #[error("Content-Length must be exactly one number")]
+    ContentLength,
+    /// RFC 9112, section 2.2 allows to accept it; two readers may disagree.
+    #[error("a line of the head does not end with CR LF")]
+    BareLf,
+    /// RFC 9112, section 5.2.
+    #[error("a field is folded over several lines")]
+    FoldedField,
+    /// RFC 9112, section 3.2.
+    #[error("the request has no Host")]
+    NoHost,
+    /// RFC 9112, section 3.2.
+    #[error("the request has more than one Host")]
+    SeveralHosts,
+    /// RFC 9110, section 7.2.
+    #[error("Host is not a host with an optional port")]
+    MalformedHost,
+    /// RFC 9112, section 3.2: what this server can be asked for is a path, or `*` with OPTIONS.
+    #[error("the request target must be a path, or an http or https URL without user information")]
+    Target,
+    /// RFC 9112, section 3.2.2.
+    #[error("Host names another authority than the request target")]
+    OtherAuthority,
+}

@@ -1,0 +1,325 @@
+//! Follows the bytes of a connection from message to message: where heads begin and end, and how bodies are framed.
+//!
+//! hyper parses the same bytes and is what the service sees. But it hides what a proxy must refuse (it takes the length
+//! away when a transfer coding is there too, and accepts lines that end with LF alone), and it cannot say whether a
+//! quiet connection is between two messages or in the middle of one. This reader is stricter than hyper, so whatever
+//! passes it means the same to both. It keeps no bytes but those of an unfinished line.
+
+use super::fault::HeadFault;
+
+/// The longest line of chunk size or trailer, in bytes. Lines of heads are bounded by hyper, which stops reading.
+const MAX_BODY_LINE: usize = 16 * 1024;
+
+/// Where in the stream the last byte followed has led.
+#[derive(Debug, Default)]
+pub(super) struct Follower {
+    part: Part,
+    /// The unfinished line.
+    line: Vec<u8>,
+    /// Heads that are complete.
+    heads: u64,
+    head: Framing,
+}
+
+/// The part of a message that the next byte belongs to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum Part {
+    /// Before the first byte of a message.
+    #[default]
+    Between,
+    RequestLine,
+    Fields,
+    /// So many bytes of a body that has a length.
+    Body(u64),
+    ChunkSize,
+    /// So many bytes of a chunk.
+    Chunk(u64),
+    ChunkEnd,
+    Trailers,
+    /// Behind a fault, where nobody can say what the bytes are.
+    Lost,
+}
+
+/// What the fields of a head have said of the body so far.
+#[derive(Debug, Default)]
+struct Framing {
+    lengths: u32,
+    length: Option<u64>,
+    codings: u32,
+    chunked: bool,
+}
+
+/// What is wrong with the bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// The head of the request with this number, counted from 0, is at fault.
+    Head(u64, HeadFault),
+    /// The framing of a body is; only so many of the bytes given may be read.
+    Body(usize),
+}
+
+impl Follower {
+    /// Whether the last message is complete and the next has not begun.
+    pub(super) fn is_between(&self) -> bool {
+        self.part == Part::Between
+    }
+
+    /// Whether a head has begun and is not complete.
+    pub(super) fn is_in_head(&self) -> bool {
+        matches!(self.part, Part::RequestLine | Part::Fields)
+    }
+
+    /// Whether a head is complete and the body behind it is not.
+    pub(super) fn is_in_body(&self) -> bool {
+        !self.is_between() && !self.is_in_head()
+    }
+
+    /// Heads that were completed.
+    pub(super) fn heads(&self) -> u64 {
+        self.heads
+    }
+
+    /// Follows the bytes that come next. After a fault it follows nothing any more.
+    pub(super) fn follow(&mut self, bytes: &[u8]) -> Result<(), Broken> {
+        let mut rest = bytes;
+        while !rest.is_empty() {
+            rest = match self.part {
+                Part::Lost => return Ok(()),
+                Part::Body(left) => self.skip(rest, left, Part::Body, Part::Between),
+                Part::Chunk(left) => self.skip(rest, left, Part::Chunk, Part::ChunkEnd),
+                _ => {
+                    let taken = bytes.len() - rest.len();
+                    let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
+                        return self.keep(rest, taken);
+                    };
+                    let (line, after) = rest.split_at(end + 1);
+                    self.take_line(line).map_err(|fault| self.broken(fault, taken))?;
+                    after
+                }
+            };
+        }
+        Ok(())
+    }
+
+    fn skip<'a>(&mut self, bytes: &'a [u8], left: u64, same: fn(u64) -> Part, next: Part) -> &'a [u8] {
+        let step = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
+        let left = left - step as u64;
+        self.part = if left == 0 { next } else { same(left) };
+        &bytes[step..]
+    }
+
+    /// Keeps the beginning of a line until the rest of it comes.
+    fn keep(&mut self, bytes: &[u8], taken: usize) -> Result<(), Broken> {
+        if self.part == Part::Between {
+            self.part = Part::RequestLine;
+        }
+        if !self.is_in_head() && self.line.len() + bytes.len() > MAX_BODY_LINE {
+            return Err(self.broken(None, taken));
+        }
+        self.line.extend_from_slice(bytes);
+        Ok(())
+    }
+
+    fn take_line(&mut self, end: &[u8]) -> Result<(), Option<HeadFault>> {
+        if self.line.is_empty() {
+            return self.read_line(end);
+        }
+        let mut line = std::mem::take(&mut self.line);
+        line.extend_from_slice(end);
+        self.read_line(&line)
+    }
+
+    /// Reads one line with its end. The error is the fault if the line belongs to a head.
+    fn read_line(&mut self, line: &[u8]) -> Result<(), Option<HeadFault>> {
+        let in_head = matches!(self.part, Part::Between | Part::RequestLine | Part::Fields);
+        let Some(line) = line.strip_suffix(b"\r\n") else {
+            return Err(in_head.then_some(HeadFault::BareLf));
+        };
+        self.part = match (self.part, line) {
+            // Empty lines before a request are ignored (RFC 9112, section 2.2).
+            (Part::Between | Part::RequestLine, []) => Part::Between,
+            (Part::Between | Part::RequestLine, _) => Part::Fields,
+            (Part::Fields, []) => {
+                let body = std::mem::take(&mut self.head).decide().map_err(Some)?;
+                self.heads += 1;
+                body
+            }
+            (Part::Fields, [b' ' | b'\t', ..]) => return Err(Some(HeadFault::FoldedField)),
+            (Part::Fields, field) => {
+                self.head.read(field);
+                Part::Fields
+            }
+            (Part::ChunkSize, size) => match chunk_size(size).ok_or(None)? {
+                0 => Part::Trailers,
+                size => Part::Chunk(size),
+            },
+            (Part::ChunkEnd, []) => Part::ChunkSize,
+            (Part::Trailers, []) => Part::Between,
+            (Part::Trailers, [first, ..]) if !first.is_ascii_whitespace() => Part::Trailers,
+            _ => return Err(None),
+        };
+        Ok(())
+    }
+
+    fn broken(&mut self, fault: Option<HeadFault>, taken: usize) -> Broken {
+        self.part = Part::Lost;
+        self.line = Vec::new();
+        fault.map_or(Broken::Body(taken), |fault| Broken::Head(self.heads, fault))
+    }
+}
+
+impl Framing {
+    fn read(&mut self, field: &[u8]) {
+        if let Some(value) = value_of(field, b"content-length:") {
+            self.lengths += 1;
+            self.length = number(value);
+        } else if let Some(value) = value_of(field, b"transfer-encoding:") {
+            self.codings += 1;
+            self.chunked = value.eq_ignore_ascii_case(b"chunked");
+        }
+    }
+
+    /// The part that comes behind the head.
+    fn decide(self) -> Result<Part, HeadFault> {
+        match (self.codings, self.lengths) {
+            (0, 0) => Ok(Part::Between),
+            (0, 1) => match self.length.ok_or(HeadFault::ContentLength)? {
+                0 => Ok(Part::Between),
+                length => Ok(Part::Body(length)),
+            },
+            (0, _) => Err(HeadFault::ContentLength),
+            (1, 0) if self.chunked => Ok(Part::ChunkSize),
+            (_, 0) => Err(HeadFault::TransferEncoding),
+            _ => Err(HeadFault::BothFramings),
+        }
+    }
+}
+
+/// The value of a field line if it has this name (lower-case, with the colon).
+fn value_of<'a>(field: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
+    let (start, value) = field.split_at_checked(name.len())?;
+    start.eq_ignore_ascii_case(name).then(|| value.trim_ascii())
+}
+
+/// Digits only: no sign, no list.
+fn number(text: &[u8]) -> Option<u64> {
+    let digits = !text.is_empty() && text.iter().all(u8::is_ascii_digit);
+    std::str::from_utf8(text).ok().filter(|_| digits)?.parse().ok()
+}
+
+/// The size that opens a chunk. Extensions are skipped (RFC 9112, section 7.1.1).
+fn chunk_size(line: &[u8]) -> Option<u64> {
+    let end = line.iter().position(|byte| !byte.is_ascii_hexdigit()).unwrap_or(line.len());
+    let (digits, rest) = line.split_at(end);
+    if !matches!(rest.trim_ascii_start(), [] | [b';', ..]) {
+        return None;
+    }
+    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HEAD: &[u8] = b"POST / HTTP/1.1\r\nHost: a\r\n";
+
+    /// Follows the bytes in one piece and byte by byte, and asserts that both come to the same.
+    fn follow(bytes: &[u8]) -> (Follower, Result<(), Broken>) {
+        let (mut whole, mut single) = (Follower::default(), Follower::default());
+        let verdict = whole.follow(bytes);
+        let piecewise = bytes.chunks(1).try_for_each(|byte| single.follow(byte));
+        assert_eq!(whole.part, single.part);
+        assert_eq!(whole.heads, single.heads);
+        assert_eq!(verdict.is_err(), piecewise.is_err());
+        (whole, verdict)
+    }
+
+    fn after_head(rest: &[u8]) -> (Follower, Result<(), Broken>) {
+        follow(&[HEAD, rest].concat())
+    }
+
+    #[test]
+    fn finds_the_end_of_every_message() {
+        for (rest, heads) in [
+            (&b"\r\n"[..], 1),
+            (b"Content-Length: 0\r\n\r\n", 1),
+            (b"content-length:5\r\n\r\nab\ncd", 1),
+            (b"Transfer-Encoding:  Chunked \r\n\r\n5\r\nab\ncd\r\nA;x=\"y\"\r\n0123456789\r\n00\r\n\r\n", 1),
+            (b"Transfer-Encoding: chunked\r\n\r\n0\r\nX-Sum: 1\r\nX: 2\r\n\r\n", 1),
+            (b"Content-Length: 1\r\n\r\nx\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", 2),
+        ] {
+            let (follower, verdict) = after_head(rest);
+            assert_eq!(verdict, Ok(()), "{:?}", rest.escape_ascii().to_string());
+            assert!(follower.is_between(), "{:?}", rest.escape_ascii().to_string());
+            assert_eq!(follower.heads(), heads);
+        }
+    }
+
+    #[test]
+    fn tells_the_middle_of_a_head_from_the_middle_of_a_body() {
+        assert!(after_head(b"X: 1").0.is_in_head());
+        let (follower, _) = after_head(b"Content-Length: 2\r\n\r\nx");
+        assert!(follower.is_in_body());
+    }
+
+    #[test]
+    fn refuses_heads_that_can_be_read_in_two_ways() {
+        use HeadFault::{BareLf, BothFramings, ContentLength, FoldedField, TransferEncoding};
+        for (rest, fault) in [
+            (&b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n"[..], BothFramings),
+            (b"Transfer-Encoding: chunked\r\nContent-Length: 1\r\n\r\n", BothFramings),
+            (b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n\r\n", TransferEncoding),
+            (b"Transfer-Encoding: chunked, identity\r\n\r\n", TransferEncoding),
+            (b"Transfer-Encoding: gzip, chunked\r\n\r\n", TransferEncoding),
+            (b"Transfer-Encoding: xchunked\r\n\r\n", TransferEncoding),
+            (b"Content-Length: 1\r\nContent-Length: 1\r\n\r\n", ContentLength),
+            (b"Content-Length: 1, 1\r\n\r\n", ContentLength),
+            (b"Content-Length: +1\r\n\r\n", ContentLength),
+            (b"Content-Length: \r\n\r\n", ContentLength),
+            (b"Content-Length: 99999999999999999999\r\n\r\n", ContentLength),
+            (b"X: 1\n\r\n", BareLf),
+            (b"\n", BareLf),
+            (b"X: 1\r\n y\r\n\r\n", FoldedField),
+        ] {
+            let (follower, verdict) = after_head(rest);
+            assert_eq!(verdict, Err(Broken::Head(0, fault)), "{:?}", rest.escape_ascii().to_string());
+            assert!(!follower.is_between());
+        }
+    }
+
+    #[test]
+    fn names_the_request_whose_head_is_at_fault() {
+        let (_, verdict) = after_head(b"\r\nGET / HTTP/1.1\nHost: a\r\n\r\n");
+        assert_eq!(verdict, Err(Broken::Head(1, HeadFault::BareLf)));
+    }
+
+    #[test]
+    fn lets_only_the_sound_part_of_a_body_through() {
+        for chunks in [
+            &b"0x2\r\nab\r\n0\r\n\r\n"[..],
+            b"-1\r\n",
+            b"\r\n",
+            b" 2\r\n",
+            b"2 2\r\n",
+            b"2\n",
+            b"fffffffffffffffff\r\n",
+            b"0\r\n folded: 1\r\n\r\n",
+            b"0\r\n\n",
+        ] {
+            let (_, verdict) = after_head(&[b"Transfer-Encoding: chunked\r\n\r\n", chunks].concat());
+            assert!(matches!(verdict, Err(Broken::Body(_))), "{:?}", chunks.escape_ascii().to_string());
+        }
+        let sound = [HEAD, b"Transfer-Encoding: chunked\r\n\r\n2\r\nab"].concat();
+        let (_, verdict) = follow(&[&sound[..], b"c\r\n0\r\n\r\n"].concat());
+        assert_eq!(verdict, Err(Broken::Body(sound.len())));
+    }
+
+    #[test]
+    fn does_not_hoard_a_line_that_never_ends() {
+        let mut follower = Follower::default();
+        follower.follow(&[HEAD, b"Transfer-Encoding: chunked\r\n\r\n2;"].concat()).unwrap();
+        let verdict = (0..100).try_for_each(|_| follower.follow(&[b'x'; 1000]));
+        assert_eq!(verdict, Err(Broken::Body(0)));
+        assert!(follower.line.is_empty());
+    }
+}

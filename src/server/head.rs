@@ -1,0 +1,134 @@
+//! The checks of a parsed head: to whom is it addressed? hyper lets two `Host` lines, none, and another one than the
+//! target's through. What can only be seen in the bytes is left to `framing`.
+
+use http::header::HOST;
+use http::{HeaderValue, Method, Request, Uri, Version};
+
+use super::fault::HeadFault;
+
+/// Checks that a request has one addressee.
+pub(super) fn check<B>(request: &Request<B>) -> Result<(), HeadFault> {
+    let host = host(request)?;
+    let uri = request.uri();
+    match (uri.scheme_str(), uri.authority()) {
+        (None, None) if uri.path().starts_with('/') => Ok(()),
+        (None, None) if uri.path() == "*" && request.method() == Method::OPTIONS => Ok(()),
+        (Some("http" | "https"), Some(_)) => same_authority(uri, host),
+        // CONNECT and its like; other schemes.
+        _ => Err(HeadFault::Target),
+    }
+}
+
+/// The one `Host` of a request, which HTTP/1.0 may lack.
+fn host<B>(request: &Request<B>) -> Result<Option<&str>, HeadFault> {
+    let mut hosts = request.headers().get_all(HOST).iter();
+    let first = match hosts.next() {
+        None if request.version() == Version::HTTP_10 => return Ok(None),
+        None => return Err(HeadFault::NoHost),
+        Some(first) => first,
+    };
+    if hosts.next().is_some() {
+        return Err(HeadFault::SeveralHosts);
+    }
+    host_and_port(first).map(Some).ok_or(HeadFault::MalformedHost)
+}
+
+/// The value as text if it is `uri-host [ ":" port ]` (RFC 3986, section 3.2). It may be empty. Commas are refused
+/// although a name may have them: they are what two lines look like after something joined them.
+fn host_and_port(value: &HeaderValue) -> Option<&str> {
+    let text = value.to_str().ok()?;
+    let (name, port) = split_port(text);
+    let sound = match name.strip_prefix('[') {
+        Some(rest) => rest.strip_suffix(']').is_some_and(|ip| ip.bytes().all(|b| is_name(b) || b == b':')),
+        None => name.bytes().all(is_name),
+    };
+    (sound && port.bytes().all(|b| b.is_ascii_digit())).then_some(text)
+}
+
+fn is_name(byte: u8) -> bool {
+    byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+;=".contains(&byte)
+}
+
+/// Name and port. The port is empty if there is none, or nothing behind the colon.
+fn split_port(text: &str) -> (&str, &str) {
+    match text.rsplit_once(':') {
+        Some((name, port)) if !port.ends_with(']') => (name, port),
+        _ => (text, ""),
+    }
+}
+
+/// Checks that a target in absolute form and `Host` name the same authority; the scheme's own port may be left out.
+fn same_authority(uri: &Uri, host: Option<&str>) -> Result<(), HeadFault> {
+    let authority = uri.authority().map_or("", |authority| authority.as_str());
+    if authority.contains('@') {
+        return Err(HeadFault::Target);
+    }
+    let Some(host) = host else { return Ok(()) };
+    let own_port = if uri.scheme_str() == Some("https") { "443" } else { "80" };
+    let parts = |text| {
+        let (name, port): (&str, &str) = split_port(text);
+        (name, if port.is_empty() { own_port } else { port })
+    };
+    let ((name, port), (host_name, host_port)) = (parts(authority), parts(host));
+    if name.eq_ignore_ascii_case(host_name) && port == host_port { Ok(()) } else { Err(HeadFault::OtherAuthority) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn verdict(method: &str, target: &str, version: Version, hosts: &[&str]) -> Result<(), HeadFault> {
+        let mut request = Request::builder().method(method).uri(target).version(version);
+        for host in hosts {
+            request = request.header(HOST, *host);
+        }
+        check(&request.body(()).unwrap())
+    }
+
+    #[test]
+    fn takes_requests_that_have_one_addressee() {
+        for (method, target, host) in [
+            ("POST", "/v1/charges?x=1", "example.com"),
+            ("POST", "/", "example.com:8080"),
+            ("GET", "/", "[::1]:8080"),
+            ("GET", "/", "[::1]"),
+            ("GET", "/", ""),
+            ("OPTIONS", "*", "example.com"),
+            ("GET", "http://example.com/a", "EXAMPLE.com"),
+            ("GET", "http://example.com:80/a", "example.com"),
+            ("GET", "https://example.com/a", "example.com:443"),
+            ("GET", "http://[::1]:81/a", "[::1]:81"),
+        ] {
+            assert_eq!(verdict(method, target, Version::HTTP_11, &[host]), Ok(()), "{method} {target} at {host}");
+        }
+        assert_eq!(verdict("GET", "/", Version::HTTP_10, &[]), Ok(()));
+    }
+
+    #[test]
+    fn refuses_requests_with_none_or_several() {
+        use HeadFault::{MalformedHost, NoHost, OtherAuthority, SeveralHosts, Target};
+        for (method, target, hosts, fault) in [
+            ("GET", "/", &[][..], NoHost),
+            ("GET", "/", &["a", "a"], SeveralHosts),
+            ("GET", "/", &["a, b"], MalformedHost),
+            ("GET", "/", &["a,b"], MalformedHost),
+            ("GET", "/", &["user@a"], MalformedHost),
+            ("GET", "/", &["a/b"], MalformedHost),
+            ("GET", "/", &["a:b"], MalformedHost),
+            ("GET", "/", &["a:1:2"], MalformedHost),
+            ("GET", "/", &["[::1"], MalformedHost),
+            ("GET", "http://a/", &["b"], OtherAuthority),
+            ("GET", "http://a/", &[""], OtherAuthority),
+            ("GET", "http://a:81/", &["a"], OtherAuthority),
+            ("GET", "https://a:80/", &["a"], OtherAuthority),
+            ("GET", "http://user@a/", &["a"], Target),
+            ("GET", "ftp://a/", &["a"], Target),
+            ("GET", "*", &["a"], Target),
+            ("GET", "a", &["a"], Target),
+            ("CONNECT", "a:443", &["a:443"], Target),
+        ] {
+            assert_eq!(verdict(method, target, Version::HTTP_11, hosts), Err(fault), "{method} {target} at {hosts:?}");
+        }
+        assert_eq!(verdict("GET", "/", Version::HTTP_10, &["a", "b"]), Err(SeveralHosts));
+    }
+}

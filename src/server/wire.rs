@@ -1,0 +1,242 @@
+//! The bytes of one connection, between the socket and hyper: follows where messages end, keeps the deadlines, and closes
+//! so that the last answer arrives.
+//!
+//! Deadlines run only while nobody else can act: a head that has begun to arrive, an idle connection, a client that does
+//! not take its answer. One timer serves them all. It is left where it is when a deadline moves further away, which is
+//! what every request does; it rings early then, and is set anew.
+
+use std::io;
+use std::mem::MaybeUninit;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, Sleep, sleep_until};
+
+use crate::config::Limits;
+
+use super::drain::Drain;
+use super::exchange::Exchange;
+use super::framing::{Broken, Follower};
+
+/// How long a draining server waits for the first request of a connection that it has accepted.
+const FIRST_REQUEST: Duration = Duration::from_millis(250);
+
+/// How long a closed connection goes on reading what its client was sending.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// How many bytes it reads then, at the most.
+const LINGER_BYTES: usize = 64 * 1024 * 1024;
+
+/// One connection's socket.
+#[derive(Debug)]
+pub(super) struct Wire {
+    stream: TcpStream,
+    follower: Follower,
+    exchange: Arc<Exchange>,
+    drain: Arc<Drain>,
+    header_timeout: Duration,
+    idle_timeout: Duration,
+    /// When the present wait began: accepted, a head begun, a byte of an answer taken.
+    since: Instant,
+    alarm: Pin<Box<Sleep>>,
+    /// Whether the framing of a body was found broken. Nothing more is read.
+    broken: bool,
+    /// Bytes that may still be read and thrown away, once the writing side is closed.
+    linger: Option<usize>,
+}
+
+impl Wire {
+    pub(super) fn new(stream: TcpStream, limits: &Limits, exchange: Arc<Exchange>, drain: Arc<Drain>) -> Wire {
+        let now = Instant::now();
+        Wire {
+            stream,
+            follower: Follower::default(),
+            exchange,
+            drain,
+            header_timeout: limits.header_timeout,
+            idle_timeout: limits.idle_timeout,
+            since: now,
+            alarm: Box::pin(sleep_until(now + limits.header_timeout.min(limits.idle_timeout))),
+            broken: false,
+            linger: None,
+        }
+    }
+
+    /// Looks at what has been read, and takes back what must not be.
+    fn arrived(&mut self, buffer: &mut ReadBuf<'_>, before: usize) -> io::Result<()> {
+        let bytes = &buffer.filled()[before..];
+        let (had_begun, heads) = (self.follower.is_in_head(), self.follower.heads());
+        let followed = self.follower.follow(bytes);
+        self.exchange.set_receiving(self.follower.is_in_body());
+        match followed {
+            Ok(()) => {
+                let begins = self.follower.is_in_head() && (!had_begun || self.follower.heads() > heads);
+                // The first head's time runs from accepting the connection.
+                if begins && self.follower.heads() > 0 {
+                    self.since = Instant::now();
+                }
+                Ok(())
+            }
+            Err(Broken::Head(number, fault)) => {
+                self.exchange.refuse(number, fault);
+                Ok(())
+            }
+            Err(Broken::Body(sound)) => {
+                self.broken = true;
+                buffer.set_filled(before + sound);
+                if sound == 0 { Err(broken_body()) } else { Ok(()) }
+            }
+        }
+    }
+
+    /// When the client's silence is too long; `None` while it is not the client's turn.
+    fn deadline(&self) -> Option<Instant> {
+        if self.exchange.is_answering() {
+            return None;
+        }
+        if self.exchange.is_stalled() {
+            return Some(self.since + self.idle_timeout);
+        }
+        let is_first = self.follower.heads() == 0;
+        let patience = match (self.follower.is_between(), self.drain.has_begun()) {
+            (false, _) => self.header_timeout,
+            (true, true) if is_first => FIRST_REQUEST.min(self.header_timeout),
+            (true, true) => Duration::ZERO,
+            (true, false) if is_first => self.header_timeout,
+            (true, false) => self.idle_timeout,
+        };
+        Some(self.since + patience)
+    }
+
+    /// Waits until the deadline. A deadline of `None` is asked for again after a while.
+    fn poll_deadline(&mut self, cx: &mut Context<'_>, deadline: Option<Instant>) -> Poll<()> {
+        if let Some(deadline) = deadline
+            && deadline < self.alarm.deadline()
+        {
+            self.alarm.as_mut().reset(deadline);
+        }
+        while self.alarm.as_mut().poll(cx).is_ready() {
+            let now = Instant::now();
+            match deadline {
+                Some(deadline) if deadline <= now => return Poll::Ready(()),
+                Some(deadline) => self.alarm.as_mut().reset(deadline),
+                // Whatever deadline comes will be counted from later than now.
+                None => self.alarm.as_mut().reset(now + self.header_timeout.min(self.idle_timeout)),
+            }
+        }
+        Poll::Pending
+    }
+
+    /// Nothing to read: too long?
+    fn poll_silence(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let deadline = self.deadline();
+        ready!(self.poll_deadline(cx, deadline));
+        if !self.follower.is_between() {
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the head did not arrive in time")));
+        }
+        if self.has_arrived() {
+            // The runtime has not told us yet. It will.
+            return Poll::Pending;
+        }
+        // Read as the end of the stream: hyper closes an idle connection then.
+        Poll::Ready(Ok(()))
+    }
+
+    /// Asks the socket itself, past the runtime, whether there is something to read.
+    fn has_arrived(&self) -> bool {
+        let mut byte = [MaybeUninit::uninit()];
+        matches!(socket2::SockRef::from(&self.stream).peek(&mut byte), Ok(1))
+    }
+
+    /// Keeps the time of the last progress in writing.
+    fn wrote(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if let Poll::Ready(result) = result {
+            self.exchange.set_stalled(false);
+            self.since = Instant::now();
+            return Poll::Ready(result);
+        }
+        if !self.exchange.is_stalled() {
+            self.exchange.set_stalled(true);
+            self.since = Instant::now();
+        }
+        ready!(self.poll_deadline(cx, Some(self.since + self.idle_timeout)));
+        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not take its answer")))
+    }
+
+    /// Reads and throws away until the client closes. Closing a socket that holds unread bytes sends a reset, which
+    /// takes the answer from a client that has not read it yet (RFC 9112, section 9.6).
+    fn poll_linger(&mut self, cx: &mut Context<'_>, mut left: usize) -> Poll<()> {
+        let mut waste = [0; 16 * 1024];
+        while left > 0 {
+            let mut buffer = ReadBuf::new(&mut waste);
+            match Pin::new(&mut self.stream).poll_read(cx, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
+                    left = left.saturating_sub(buffer.filled().len());
+                    self.linger = Some(left);
+                }
+                Poll::Ready(_) => return Poll::Ready(()),
+                Poll::Pending => return self.alarm.as_mut().poll(cx),
+            }
+        }
+        Poll::Ready(())
+    }
+}
+
+fn broken_body() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the framing of the body is broken")
+}
+
+impl AsyncRead for Wire {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.broken {
+            return Poll::Ready(Err(broken_body()));
+        }
+        let before = buffer.filled().len();
+        match Pin::new(&mut self.stream).poll_read(cx, buffer) {
+            Poll::Ready(Ok(())) => Poll::Ready(self.arrived(buffer, before)),
+            Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
+            Poll::Pending => self.poll_silence(cx),
+        }
+    }
+}
+
+impl AsyncWrite for Wire {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.wrote(cx, result)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        slices: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        self.wrote(cx, result)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.linger.is_none() {
+            ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
+            if self.follower.is_between() && !self.has_arrived() {
+                return Poll::Ready(Ok(()));
+            }
+            self.linger = Some(LINGER_BYTES);
+            self.alarm.as_mut().reset(Instant::now() + LINGER);
+        }
+        let left = self.linger.unwrap_or(0);
+        self.poll_linger(cx, left).map(Ok)
+    }
+}

@@ -1,0 +1,135 @@
+//! The folder of the disk store: made if it is missing, and held by one process at a time.
+//!
+//! Separate from the tables because it knows files and no records. It also remembers that records were once kept here,
+//! so that a records file that is gone is noticed: an empty one in its place would run every key again.
+
+use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
+use std::io::{self, Read, Seek, Write};
+use std::path::{Path, PathBuf};
+
+use super::super::{StoreError, StoreErrorKind};
+
+const LOCK: &str = "lock";
+const RECORDS: &str = "records.redb";
+const FORMAT: &str = "format";
+const FORMAT_1: &str = "onceproxy records, format 1\n";
+
+/// A folder that this process holds until this is dropped.
+#[derive(Debug)]
+pub(super) struct Folder {
+    dir: PathBuf,
+    // The kernel lets go of the lock when the file is closed, also after a kill -9.
+    _lock: File,
+}
+
+impl Folder {
+    /// Makes the folder if it is not there, and takes hold of it. Never waits for another process.
+    pub(super) fn hold(dir: &Path) -> Result<Folder, StoreError> {
+        make(dir).map_err(|error| unusable(dir, error))?;
+        let mut lock = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(dir.join(LOCK))
+            .map_err(|error| unusable(dir, error))?;
+        match lock.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => return Err(held(dir, &mut lock)),
+            Err(TryLockError::Error(error)) => return Err(unusable(dir, error)),
+        }
+        sign(&mut lock).map_err(|error| unusable(dir, error))?;
+        let folder = Folder { dir: dir.to_owned(), _lock: lock };
+        folder.check()?;
+        Ok(folder)
+    }
+
+    /// The file of the records.
+    pub(super) fn records(&self) -> PathBuf {
+        self.dir.join(RECORDS)
+    }
+
+    /// Notes durably that records are kept here from now on.
+    pub(super) fn seal(&self) -> io::Result<()> {
+        let path = self.dir.join(FORMAT);
+        if !path.exists() {
+            let mut file = File::create(path)?;
+            file.write_all(FORMAT_1.as_bytes())?;
+            file.sync_all()?;
+        }
+        // A file's own fsync does not say that its name survives a power loss; the folder's does.
+        sync_dir(&self.dir)
+    }
+
+    fn check(&self) -> Result<(), StoreError> {
+        let format = match fs::read_to_string(self.dir.join(FORMAT)) {
+            Ok(format) => format,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(unusable(&self.dir, error)),
+        };
+        if format != FORMAT_1 {
+            let message = format!(
+                "the folder {} was written by another version of this program ({:?}); this one reads {FORMAT_1:?}",
+                self.dir.display(),
+                format.chars().take(80).collect::<String>()
+            );
+            return Err(StoreError::new(StoreErrorKind::Unreadable, false, message));
+        }
+        let records = fs::metadata(self.records()).map_or(0, |file| file.len());
+        if records == 0 {
+            let message = format!(
+                "the folder {} has held records, but its file {RECORDS} is missing or empty; restore it, or delete \
+                 the whole folder if every key may run again",
+                self.dir.display()
+            );
+            return Err(StoreError::new(StoreErrorKind::Unreadable, false, message));
+        }
+        Ok(())
+    }
+}
+
+fn make(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() {
+        return Ok(());
+    }
+    let mut builder = DirBuilder::new();
+    builder.recursive(true);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::DirBuilderExt as _;
+        // Records hold whole responses: nobody else's business.
+        builder.mode(0o700);
+    }
+    builder.create(dir)?;
+    match dir.parent() {
+        Some(parent) if parent.as_os_str().is_empty() => sync_dir(Path::new(".")),
+        Some(parent) => sync_dir(parent),
+        None => Ok(()),
+    }
+}
+
+fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Leaves our process id in the lock file, for the message of whoever finds it held.
+fn sign(lock: &mut File) -> io::Result<()> {
+    lock.set_len(0)?;
+    lock.rewind()?;
+    write!(lock, "{}", std::process::id())
+}
+
+fn held(dir: &Path, lock: &mut File) -> StoreError {
+    let mut owner = String::new();
+    let owner = match lock.take(20).read_to_string(&mut owner) {
+        Ok(1..) => format!("process {owner}"),
+        _ => "another process".to_owned(),
+    };
+    let message = format!("the folder {} is held by {owner}; one process holds it at a time", dir.display());
+    StoreError::new(StoreErrorKind::Unreachable, false, message)
+}
+
+fn unusable(dir: &Path, error: io::Error) -> StoreError {
+    let message = format!("the folder {} cannot be used: {error}", dir.display());
+    StoreError::new(StoreErrorKind::Unreachable, false, message).because(error)
+}

@@ -1,0 +1,273 @@
+//! Whether this server can keep the promise: reachable, new enough, and set never to forget a record by itself.
+//!
+//! Looked at when the store is opened and every few seconds after that, because a server's settings can be changed
+//! while it runs and a name can come to lead to another server.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use arc_swap::ArcSwap;
+use redis::Value;
+use tracing::{info, warn};
+
+use super::Shared;
+use super::ask::{Limits, Question, ask};
+use super::link::Link;
+use crate::store::{NotReady, StoreError, StoreErrorKind};
+
+const CHECK_EVERY: Duration = Duration::from_secs(2);
+const CHECK_EVERY_WHILE_DOWN: Duration = Duration::from_millis(500);
+const OLDEST_MAJOR_VERSION: u32 = 7;
+
+/// What was last seen of the server.
+pub(super) struct Health {
+    is_reachable: AtomicBool,
+    last_failure: Mutex<String>,
+    standing: ArcSwap<Standing>,
+    allow_eviction: bool,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Standing {
+    /// Not looked at yet.
+    Unchecked,
+    /// The server may hold claims.
+    Fit,
+    /// It must not, for this reason.
+    Unfit(String),
+}
+
+impl Health {
+    /// Nothing was seen yet.
+    pub(super) fn new(allow_eviction: bool) -> Health {
+        Health {
+            is_reachable: AtomicBool::new(true),
+            last_failure: Mutex::default(),
+            standing: ArcSwap::from_pointee(Standing::Unchecked),
+            allow_eviction,
+        }
+    }
+
+    /// See [`crate::store::Store::ready`].
+    pub(super) fn ready(&self) -> Result<(), NotReady> {
+        if !self.is_reachable() {
+            let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
+            return Err(NotReady(last.clone()));
+        }
+        match &**self.standing.load() {
+            Standing::Fit => Ok(()),
+            Standing::Unchecked => Err(NotReady("Redis was not reached yet".into())),
+            Standing::Unfit(reason) => Err(NotReady(reason.clone())),
+        }
+    }
+
+    /// Whether the last thing heard of the server was an answer.
+    pub(super) fn is_reachable(&self) -> bool {
+        self.is_reachable.load(Ordering::Acquire)
+    }
+
+    /// Remembers that an operation failed, if that says something about the server.
+    pub(super) fn failed(&self, error: &StoreError) {
+        if matches!(error.kind, StoreErrorKind::Unreachable | StoreErrorKind::TimedOut) {
+            *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.message.clone();
+            self.is_reachable.store(false, Ordering::Release);
+        }
+    }
+
+    fn saw(&self, facts: &Facts) {
+        self.standing.store(Arc::new(facts.standing(self.allow_eviction)));
+        self.is_reachable.store(true, Ordering::Release);
+    }
+}
+
+/// Refuses a claim on a server that might forget it; looks at the server first if nobody has yet.
+pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) -> Result<(), StoreError> {
+    if **shared.health.standing.load() == Standing::Unchecked {
+        check(shared, link, limits).await?;
+    }
+    match &**shared.health.standing.load() {
+        Standing::Unfit(reason) => Err(StoreError::new(StoreErrorKind::Refused, false, reason.clone())),
+        _ => Ok(()),
+    }
+}
+
+async fn check(shared: &Shared, link: &Link, limits: Limits) -> Result<Facts, StoreError> {
+    let mut commands = redis::pipe();
+    // CONFIG is often forbidden, and then only less is logged: INFO says what matters.
+    commands.cmd("INFO").cmd("CONFIG").arg("GET").arg("save");
+    let answer = ask(link, &Question::Commands(commands), limits).await.map_err(|no| {
+        shared.health.failed(&no.error);
+        no.error
+    })?;
+    let facts = Facts::read(answer);
+    shared.health.saw(&facts);
+    Ok(facts)
+}
+
+/// Looks at the server again and again, and says in the log what changed.
+pub(super) async fn watch_server(shared: &Shared, link: &Link) {
+    let mut seen: Option<Facts> = None;
+    let mut was_down = false;
+    loop {
+        match check(shared, link, Limits::new(shared.timeout, false)).await {
+            Ok(facts) => {
+                if was_down {
+                    info!(address = link.endpoint().address(), "Redis is back");
+                }
+                was_down = false;
+                if seen.as_ref() != Some(&facts) {
+                    facts.log(link, shared.health.allow_eviction);
+                    seen = Some(facts);
+                }
+            }
+            Err(error) => {
+                if !was_down {
+                    warn!(error = %error, "Redis is not there; keyed requests are refused until it is");
+                }
+                was_down = true;
+            }
+        }
+        tokio::time::sleep(if was_down { CHECK_EVERY_WHILE_DOWN } else { CHECK_EVERY }).await;
+    }
+}
+
+/// What the server says of itself, as far as it matters here.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+struct Facts {
+    version: String,
+    eviction: Option<String>,
+    role: String,
+    replicas: String,
+    append_only: bool,
+    /// When it writes snapshots; `None` when it does not say.
+    snapshots: Option<String>,
+}
+
+impl Facts {
+    fn read(answer: Value) -> Facts {
+        let mut facts = Facts::default();
+        let Value::Array(answers) = answer else { return facts };
+        let mut answers = answers.into_iter();
+        if let Some(Value::BulkString(info)) = answers.next() {
+            facts.read_info(&String::from_utf8_lossy(&info));
+        }
+        if let Some(Value::Array(pair)) = answers.next()
+            && let Some(Value::BulkString(save)) = pair.get(1)
+        {
+            facts.snapshots = Some(String::from_utf8_lossy(save).into_owned());
+        }
+        facts
+    }
+
+    fn read_info(&mut self, info: &str) {
+        for (name, value) in info.lines().filter_map(|line| line.split_once(':')) {
+            match name {
+                "redis_version" => self.version = value.to_owned(),
+                "maxmemory_policy" => self.eviction = Some(value.to_owned()),
+                "role" => self.role = value.to_owned(),
+                "connected_slaves" => self.replicas = value.to_owned(),
+                "aof_enabled" => self.append_only = value == "1",
+                _ => {}
+            }
+        }
+    }
+
+    fn standing(&self, allow_eviction: bool) -> Standing {
+        if allow_eviction && self.eviction.is_none() {
+            return Standing::Fit;
+        }
+        let Some(policy) = &self.eviction else {
+            return Standing::Unfit(
+                "Redis does not let this user run INFO, so its maxmemory-policy cannot be seen: allow INFO, or set \
+                 store.allow_eviction = true"
+                    .into(),
+            );
+        };
+        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
+        if major.is_none_or(|major| major < OLDEST_MAJOR_VERSION) {
+            return Standing::Unfit(format!("Redis {} is too old: 7.0 or newer is needed", self.version));
+        }
+        if self.role == "slave" {
+            return Standing::Unfit("this Redis is a replica: store.url must name the master".into());
+        }
+        if policy != "noeviction" && !allow_eviction {
+            return Standing::Unfit(format!(
+                "Redis may forget claims: its maxmemory-policy is {policy} and must be noeviction (or set \
+                 store.allow_eviction = true)"
+            ));
+        }
+        Standing::Fit
+    }
+
+    fn log(&self, link: &Link, allow_eviction: bool) {
+        info!(
+            address = link.endpoint().address(),
+            version = self.version,
+            maxmemory_policy = self.eviction.as_deref().unwrap_or("not shown"),
+            append_only = self.append_only,
+            snapshots = self.snapshots.as_deref().unwrap_or("not shown"),
+            replicas = self.replicas,
+            "Redis was reached"
+        );
+        if let Standing::Unfit(reason) = self.standing(allow_eviction) {
+            warn!(reason, "Redis is not used: keyed requests are refused");
+        }
+        if allow_eviction && self.eviction.as_deref() != Some("noeviction") {
+            warn!("store.allow_eviction is on: Redis may forget a claim, and a forgotten claim is a second execution");
+        }
+        if !self.append_only && self.snapshots.as_deref().is_none_or(str::is_empty) {
+            warn!("Redis keeps nothing on disk as far as it shows: a restart forgets every record");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn facts(version: &str, policy: Option<&str>) -> Facts {
+        Facts {
+            version: version.into(),
+            eviction: policy.map(str::to_owned),
+            role: "master".into(),
+            ..Facts::default()
+        }
+    }
+
+    #[test]
+    fn accepts_only_a_server_that_never_forgets_by_itself() {
+        assert_eq!(facts("7.0.15", Some("noeviction")).standing(false), Standing::Fit);
+        assert_eq!(facts("7.0.15", Some("volatile-lru")).standing(true), Standing::Fit);
+        assert_eq!(facts("8.0.0", None).standing(true), Standing::Fit);
+        let replica = Facts { role: "slave".into(), ..facts("7.2.0", Some("noeviction")) };
+        for (unfit, allow) in [
+            (facts("7.0.15", Some("volatile-lru")), false),
+            (facts("7.0.15", Some("allkeys-lfu")), false),
+            (facts("7.0.15", None), false),
+            (facts("6.2.14", Some("noeviction")), true),
+            (replica, true),
+        ] {
+            assert!(matches!(unfit.standing(allow), Standing::Unfit(_)), "{unfit:?}");
+        }
+    }
+
+    #[test]
+    fn reads_what_a_server_says() {
+        let info = "# Server\r\nredis_version:7.0.15\r\naof_enabled:1\r\nmaxmemory_policy:noeviction\r\nrole:master\r\n\
+                    connected_slaves:2\r\n";
+        let save = Value::Array(vec![Value::BulkString(b"save".into()), Value::BulkString(b"3600 1".into())]);
+        let read = Facts::read(Value::Array(vec![Value::BulkString(info.into()), save]));
+        assert_eq!(
+            read,
+            Facts {
+                version: "7.0.15".into(),
+                eviction: Some("noeviction".into()),
+                role: "master".into(),
+                replicas: "2".into(),
+                append_only: true,
+                snapshots: Some("3600 1".into()),
+            }
+        );
+    }
+}

@@ -1,0 +1,106 @@
+-- Reads the head of the record; every script begins with this. The layout is that of codec.rs.
+-- KEYS: record, index of open records, tombstone of ARGV[2].  ARGV: 1 member of the index, 2 token.
+-- The body is never read here: it may be large, and a claim only wants to know the state.
+local CLAIMED, UNKNOWN, COMPLETED = 1, 2, 3
+local HEAD = '>BBBBBBHc16c36I4I8I8I8I8I8I4I4I4'
+-- In the index the unknown come first, by age; the claimed after them, by the end of their lease.
+local CLAIMS_FROM = 1e15
+
+local key, open, tombstone, member, token = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
+
+-- Lua would write large numbers as 1.7e+12.
+local function digits(number) return string.format('%.0f', number) end
+
+local head = redis.call('GETRANGE', key, 0, 115)
+local version, encryption, reserved
+local state, flags, reason, status, owner, print, attempts, claimed_at, abandon_at, moment, expires_at, keep_unknown
+local prior_size, fields_size, body_size
+if head == '' then
+  state = 0
+else
+  if #head == 116 then
+    version, encryption, state, flags, reason, reserved, status, owner, print, attempts, claimed_at, abandon_at,
+      moment, expires_at, keep_unknown, prior_size, fields_size, body_size = struct.unpack(HEAD, head)
+  end
+  if version ~= 1 or encryption ~= 0 or state < CLAIMED or state > COMPLETED then
+    return redis.error_reply('UNREADABLE the record is damaged, encrypted or written by a newer version')
+  end
+  if expires_at > 0 and expires_at <= now then state = 0 end
+end
+
+local function pack()
+  return struct.pack(HEAD, 1, 0, state, flags, reason, 0, status, owner, print, attempts, claimed_at, abandon_at,
+    moment, expires_at, keep_unknown, prior_size, fields_size, body_size)
+end
+
+local function prior()
+  if prior_size == 0 then return '' end
+  return redis.call('GETRANGE', key, 116, 115 + prior_size)
+end
+
+-- Writes the record. Always a SET first: on a full server that is the command which may be refused, and a script
+-- must be refused before it changed anything.
+local function save(tail)
+  if expires_at > 0 then
+    redis.call('SET', key, pack() .. tail, 'PXAT', digits(expires_at))
+  else
+    redis.call('SET', key, pack() .. tail)
+  end
+  if state == CLAIMED then
+    redis.call('ZADD', open, digits(CLAIMS_FROM + moment), member)
+  elseif state == UNKNOWN then
+    redis.call('ZADD', open, digits(moment), member)
+  else
+    redis.call('ZREM', open, member)
+  end
+end
+
+local function publish() redis.call('PUBLISH', key, '') end
+
+-- Keeps what is there beyond the head (a prior record, a response): none of it changes by lapsing.
+local function save_lapsed()
+  save(prior())
+  publish()
+end
+
+local function has_tombstone() return redis.call('EXISTS', tombstone) == 1 end
+
+local function bury() redis.call('SET', tombstone, '', 'PX', TOMBSTONE_TTL) end
+
+local function has_flag(flag) return flags % (flag * 2) >= flag end
+
+-- An attempt may hand its grant back while it is claimed, or unknown for no other reason than its lease.
+local function is_undecided() return state == CLAIMED or (state == UNKNOWN and reason == 1) end
+
+local function become_unknown(since, why)
+  state, reason, status, moment, expires_at = UNKNOWN, why, 0, since, 0
+  -- An attempt that may still be running is never forgotten, whatever its age.
+  if keep_unknown > 0 then expires_at = math.max(since + keep_unknown, abandon_at) end
+end
+
+-- Turns a claim whose lease is over into unknown, and says whether it did. Nothing is written yet.
+local function lapse()
+  if state ~= CLAIMED or moment > now then return false end
+  become_unknown(moment, 1)
+  return true
+end
+
+-- What follows the first seven arguments of an attempt: member token fingerprint quoted lease abandon_after
+-- unknown_retention.
+local function become_granted()
+  state, flags, reason, status, owner, print = CLAIMED, tonumber(ARGV[4]), 0, 0, token, ARGV[3]
+  attempts, claimed_at, abandon_at = 1, now, now + ARGV[6]
+  moment, expires_at, keep_unknown = now + ARGV[5], 0, tonumber(ARGV[7])
+  prior_size, fields_size, body_size = 0, 0, 0
+end
+
+-- Puts in a response given as status, fields, body and flags (4 a response, 8 with its body). It ends a prior record.
+local function take_response(status_, fields, body, kind)
+  status, prior_size, fields_size, body_size = tonumber(status_), 0, #fields, #body
+  flags = flags % 2 + kind
+  return fields .. body
+end
+
+local function become_completed(retention)
+  state, reason, moment, expires_at = COMPLETED, 0, now, now + retention
+end

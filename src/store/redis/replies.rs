@@ -1,0 +1,243 @@
+//! What the scripts answer, as the replies of the contract.
+//!
+//! A script answers with a list: a word, then numbers and sometimes a stored value. Anything else is a fault of this
+//! program, never a guess.
+
+use std::time::Duration;
+
+use bytes::Bytes;
+use redis::Value;
+
+use crate::record::{
+    ClaimReply, CompleteReply, DoubtReply, Doubtful, Fingerprint, ForgetReply, LookReply, Record, ReleaseReply,
+    RenewReply, Replay, ResolveReply, State, Timestamp,
+};
+use crate::store::{StoreError, StoreErrorKind, codec};
+
+/// A script's answer, taken apart from the left.
+pub(super) struct Reply(std::vec::IntoIter<Value>);
+
+impl Reply {
+    /// The answer's word and the rest of it.
+    pub(super) fn open(value: Value) -> Result<(String, Reply), StoreError> {
+        let Value::Array(parts) = value else { return Err(not_understood(&value)) };
+        let mut reply = Reply(parts.into_iter());
+        let word = reply.bytes()?;
+        String::from_utf8(word).map(|word| (word, reply)).map_err(|e| not_understood("a word").because(e))
+    }
+
+    fn bytes(&mut self) -> Result<Vec<u8>, StoreError> {
+        match self.0.next() {
+            Some(Value::BulkString(bytes)) => Ok(bytes),
+            other => Err(not_understood(&other)),
+        }
+    }
+
+    fn number(&mut self) -> Result<i64, StoreError> {
+        match self.0.next() {
+            Some(Value::Int(number)) => Ok(number),
+            other => Err(not_understood(&other)),
+        }
+    }
+
+    fn flag(&mut self) -> Result<bool, StoreError> {
+        Ok(self.number()? == 1)
+    }
+
+    fn moment(&mut self) -> Result<Timestamp, StoreError> {
+        self.number().map(|ms| Timestamp(u64::try_from(ms).unwrap_or(0)))
+    }
+
+    fn span(&mut self) -> Result<Duration, StoreError> {
+        self.number().map(|ms| Duration::from_millis(u64::try_from(ms).unwrap_or(0)))
+    }
+}
+
+fn not_understood(what: impl std::fmt::Debug) -> StoreError {
+    StoreError::new(StoreErrorKind::Broken, true, format!("a script answered what is not understood: {what:?}"))
+}
+
+/// A stored value that this version cannot read.
+pub(super) fn unreadable(cause: codec::Unreadable) -> StoreError {
+    StoreError::new(StoreErrorKind::Unreadable, false, "the stored value is not a readable record").because(cause)
+}
+
+/// What a script found of a record, before the body of a large one is fetched.
+pub(super) enum Found {
+    Completed(Completed),
+    InProgress { lease_left: Duration, other_policy: bool },
+    Unknown { doubtful: Doubtful, lapsed: bool },
+}
+
+/// A completed record, whole or its head.
+pub(super) enum Completed {
+    Whole { record: Record, now: Timestamp },
+    Head { head: Vec<u8>, now: Timestamp },
+}
+
+impl Completed {
+    fn read(reply: &mut Reply) -> Result<Completed, StoreError> {
+        let now = reply.moment()?;
+        let value = reply.bytes()?;
+        if !reply.flag()? {
+            return Ok(Completed::Head { head: value, now });
+        }
+        let record = codec::decode(Bytes::from(value)).map_err(unreadable)?;
+        Ok(Completed::Whole { record, now })
+    }
+}
+
+/// The replay of a completed record for a duplicate with this fingerprint.
+pub(super) fn replay(record: Record, fingerprint: &Fingerprint, now: Timestamp) -> Result<Replay, StoreError> {
+    let other_policy = record.fingerprint.other_policy(fingerprint);
+    match record.state {
+        State::Completed { completed_at, expires_at, response } => {
+            Ok(Replay { response, age: now.since(completed_at), ttl: expires_at.since(now), other_policy })
+        }
+        other => Err(not_understood(other.as_str())),
+    }
+}
+
+impl Found {
+    fn read(word: &str, reply: &mut Reply) -> Result<Found, StoreError> {
+        match word {
+            "completed" => Completed::read(reply).map(Found::Completed),
+            "claimed" => Ok(Found::InProgress { lease_left: reply.span()?, other_policy: reply.flag()? }),
+            "unknown" => {
+                let since = reply.moment()?;
+                let reason = u8::try_from(reply.number()?).unwrap_or(0);
+                let reason = codec::reason_of(reason).map_err(unreadable)?;
+                let original_status = u16::try_from(reply.number()?).ok();
+                let doubtful = Doubtful { since, reason, original_status, other_policy: reply.flag()? };
+                Ok(Found::Unknown { doubtful, lapsed: reply.flag()? })
+            }
+            other => Err(not_understood(other)),
+        }
+    }
+}
+
+/// The answer of `claim.lua`.
+pub(super) enum Claimed {
+    Decided { reply: ClaimReply, lapsed: bool },
+    Completed(Completed),
+}
+
+impl Claimed {
+    pub(super) fn read(value: Value) -> Result<Claimed, StoreError> {
+        let (word, mut reply) = Reply::open(value)?;
+        let (reply, lapsed) = match word.as_str() {
+            "granted" => {
+                let attempts = u32::try_from(reply.number()?).unwrap_or(u32::MAX);
+                let taken_over = match reply.number()? {
+                    -1 => None,
+                    quoted => Some(quoted == 1),
+                };
+                (ClaimReply::Granted { attempts, taken_over }, reply.flag()?)
+            }
+            "reused" => (ClaimReply::Reused, false),
+            "lost" => (ClaimReply::Lost, false),
+            found => match Found::read(found, &mut reply)? {
+                Found::Completed(completed) => return Ok(Claimed::Completed(completed)),
+                Found::InProgress { lease_left, other_policy } => {
+                    (ClaimReply::InProgress { lease_left, other_policy }, false)
+                }
+                Found::Unknown { doubtful, lapsed } => (ClaimReply::Unknown(doubtful), lapsed),
+            },
+        };
+        Ok(Claimed::Decided { reply, lapsed })
+    }
+}
+
+/// The answer of `look.lua`.
+pub(super) enum Looked {
+    Decided { reply: LookReply, lapsed: bool },
+    Completed(Completed),
+}
+
+impl Looked {
+    pub(super) fn read(value: Value) -> Result<Looked, StoreError> {
+        let (word, mut reply) = Reply::open(value)?;
+        let (reply, lapsed) = match word.as_str() {
+            "absent" => (LookReply::Absent, false),
+            "reused" => (LookReply::Reused, false),
+            found => match Found::read(found, &mut reply)? {
+                Found::Completed(completed) => return Ok(Looked::Completed(completed)),
+                Found::InProgress { lease_left, other_policy } => {
+                    (LookReply::InProgress { lease_left, other_policy }, false)
+                }
+                Found::Unknown { doubtful, lapsed } => (LookReply::Unknown(doubtful), lapsed),
+            },
+        };
+        Ok(Looked::Decided { reply, lapsed })
+    }
+}
+
+/// The answer of `complete.lua`.
+pub(super) enum Recorded {
+    Decided(CompleteReply),
+    Already(Completed),
+}
+
+impl Recorded {
+    pub(super) fn read(value: Value) -> Result<Recorded, StoreError> {
+        let (word, mut reply) = Reply::open(value)?;
+        Ok(Recorded::Decided(match word.as_str() {
+            "stored" => CompleteReply::Stored,
+            "rewritten" => CompleteReply::Rewritten,
+            "lost" => CompleteReply::Lost,
+            "completed" => return Completed::read(&mut reply).map(Recorded::Already),
+            other => return Err(not_understood(other)),
+        }))
+    }
+}
+
+fn word<T: Clone>(value: Value, words: &[(&str, T)]) -> Result<T, StoreError> {
+    let (word, _) = Reply::open(value)?;
+    words.iter().find(|(known, _)| *known == word).map(|(_, reply)| reply.clone()).ok_or_else(|| not_understood(word))
+}
+
+/// The answer of `renew.lua`.
+pub(super) fn renewed(value: Value) -> Result<RenewReply, StoreError> {
+    use RenewReply::{Extended, Lapsed, Lost, Rewritten};
+    word(value, &[("extended", Extended), ("rewritten", Rewritten), ("lapsed", Lapsed), ("lost", Lost)])
+}
+
+/// The answer of `release.lua`.
+pub(super) fn released(value: Value) -> Result<ReleaseReply, StoreError> {
+    use ReleaseReply::{Absent, Lost, UnknownAgain};
+    word(value, &[("absent", Absent), ("unknown", UnknownAgain), ("lost", Lost)])
+}
+
+/// The answer of `doubt.lua`.
+pub(super) fn doubted(value: Value) -> Result<DoubtReply, StoreError> {
+    use DoubtReply::{Held, Lost, Rewritten};
+    word(value, &[("held", Held), ("rewritten", Rewritten), ("lost", Lost)])
+}
+
+/// The answer of `forget.lua`.
+pub(super) fn forgotten(value: Value) -> Result<ForgetReply, StoreError> {
+    use ForgetReply::{Absent, Conflict, Forgotten};
+    word(value, &[("forgotten", Forgotten), ("absent", Absent), ("conflict", Conflict)])
+}
+
+/// The answer of `resolve.lua`.
+pub(super) fn resolved(value: Value) -> Result<ResolveReply, StoreError> {
+    use ResolveReply::{Absent, Conflict, MayBeRunning, Resolved};
+    let words = [("resolved", Resolved), ("absent", Absent), ("conflict", Conflict), ("may-be-running", MayBeRunning)];
+    word(value, &words)
+}
+
+/// The answer of `lapse.lua`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Visited {
+    Lapsed,
+    Gone,
+    Kept,
+}
+
+impl Visited {
+    pub(super) fn read(value: Value) -> Result<Visited, StoreError> {
+        use Visited::{Gone, Kept, Lapsed};
+        word(value, &[("lapsed", Lapsed), ("gone", Gone), ("kept", Kept)])
+    }
+}

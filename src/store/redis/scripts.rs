@@ -1,0 +1,131 @@
+//! The Lua scripts: put together from their parts once, and called by their hash.
+//!
+//! Each operation is one script. `clock.lua` and `record.lua` come first in all of them; what a script leaves to the
+//! caller is in the comment at its head. All but the claim may run on a server that is full (`allow-oom`): a claim that
+//! is refused loses nothing, a completion that is refused loses an answer.
+
+use std::borrow::Cow;
+
+use redis::Cmd;
+
+use crate::record::TOMBSTONE_TTL;
+
+const CLOCK: &str = include_str!("clock.lua");
+
+/// One script and its hash.
+pub(super) struct Script {
+    text: String,
+    hash: String,
+}
+
+impl Script {
+    fn new(parts: &[&str]) -> Script {
+        let script = redis::Script::new(&parts.concat());
+        let hash = script.get_hash().to_owned();
+        Script { text: parts.concat(), hash }
+    }
+}
+
+/// All scripts of the store.
+pub(super) struct Scripts {
+    pub(super) claim: Script,
+    pub(super) look: Script,
+    pub(super) renew: Script,
+    pub(super) complete: Script,
+    /// As `complete`, but refused by a full server, for bodies that it should not be made to take.
+    pub(super) complete_if_room: Script,
+    pub(super) release: Script,
+    pub(super) doubt: Script,
+    pub(super) doubt_if_room: Script,
+    pub(super) resolve: Script,
+    pub(super) resolve_if_room: Script,
+    pub(super) forget: Script,
+    pub(super) lapse: Script,
+    pub(super) sweeper: Script,
+}
+
+impl Scripts {
+    /// The scripts as production runs them.
+    pub(super) fn new() -> Scripts {
+        Scripts::with_clock(CLOCK)
+    }
+
+    /// The scripts with another text where the clock is read: tests move the time that way.
+    pub(super) fn with_clock(clock: &str) -> Scripts {
+        const ALLOW_OOM: &str = "#!lua flags=allow-oom\n";
+        const FOUND: &str = include_str!("found.lua");
+        let record = format!("local TOMBSTONE_TTL = {}\n{}", TOMBSTONE_TTL.as_millis(), include_str!("record.lua"));
+        let strict = |parts: &[&str]| Script::new(&[&[clock, &record], parts].concat());
+        let allowed = |parts: &[&str]| Script::new(&[&[ALLOW_OOM, clock, &record], parts].concat());
+        let complete = [FOUND, include_str!("complete.lua")];
+        let doubt = [include_str!("doubt.lua")];
+        let resolve = [include_str!("resolve.lua")];
+        Scripts {
+            claim: strict(&[FOUND, include_str!("claim.lua")]),
+            look: allowed(&[FOUND, include_str!("look.lua")]),
+            renew: allowed(&[include_str!("renew.lua")]),
+            complete: allowed(&complete),
+            complete_if_room: strict(&complete),
+            release: allowed(&[include_str!("release.lua")]),
+            doubt: allowed(&doubt),
+            doubt_if_room: strict(&doubt),
+            resolve: allowed(&resolve),
+            resolve_if_room: strict(&resolve),
+            forget: allowed(&[include_str!("forget.lua")]),
+            lapse: allowed(&[include_str!("lapse.lua")]),
+            sweeper: Script::new(&[ALLOW_OOM, clock, include_str!("sweeper.lua")]),
+        }
+    }
+}
+
+/// One call of a script, which can be made more than once.
+pub(super) struct Call<'a> {
+    script: &'a Script,
+    keys: Vec<String>,
+    args: Vec<Cow<'a, [u8]>>,
+}
+
+impl<'a> Call<'a> {
+    /// A call on these keys.
+    pub(super) fn new(script: &'a Script, keys: Vec<String>) -> Call<'a> {
+        Call { script, keys, args: Vec::with_capacity(13) }
+    }
+
+    /// Adds an argument.
+    pub(super) fn arg(mut self, arg: &'a [u8]) -> Call<'a> {
+        self.args.push(Cow::Borrowed(arg));
+        self
+    }
+
+    /// Adds an argument made for this call.
+    pub(super) fn text(mut self, arg: impl ToString) -> Call<'a> {
+        self.args.push(Cow::Owned(arg.to_string().into_bytes()));
+        self
+    }
+
+    /// Adds bytes made for this call.
+    pub(super) fn text_bytes(mut self, arg: Vec<u8>) -> Call<'a> {
+        self.args.push(Cow::Owned(arg));
+        self
+    }
+
+    /// The command that names the script by its hash.
+    pub(super) fn by_hash(&self) -> Cmd {
+        self.command("EVALSHA", &self.script.hash)
+    }
+
+    /// The command that carries the script, for a server that does not know it (any more). Sent with the same keys, so
+    /// it reaches the same server; `SCRIPT LOAD` might not.
+    pub(super) fn by_text(&self) -> Cmd {
+        self.command("EVAL", &self.script.text)
+    }
+
+    fn command(&self, name: &str, script: &str) -> Cmd {
+        let mut command = redis::cmd(name);
+        command.arg(script).arg(self.keys.len()).arg(&self.keys);
+        for arg in &self.args {
+            command.arg(arg.as_ref());
+        }
+        command
+    }
+}

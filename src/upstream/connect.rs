@@ -1,0 +1,245 @@
+//! How a connection comes to stand: name, TCP, TLS, HTTP, all within one timeout.
+//!
+//! Everything that fails here failed before a request existed, so each error means that nothing was sent. Names are
+//! resolved anew for every connection: a fail-over by DNS is followed without a restart.
+
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use tokio::net::TcpStream;
+use tokio::task::JoinSet;
+use tokio::time::{sleep, timeout};
+
+use super::connection::Link;
+use super::tls::{Tls, TlsSetupError};
+use super::wire::{Gauge, Tcp, Wire};
+use crate::config;
+
+/// How long one address is tried alone before the next is tried beside it (RFC 8305 section 5).
+const STAGGER: Duration = Duration::from_millis(250);
+/// How long a silent connection stays before the kernel asks whether the peer is there, and then how often.
+const KEEPALIVE: Duration = Duration::from_secs(30);
+const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// A response head may have this many fields. Past it an executed request would turn into doubt, so it is generous.
+const MAX_HEADERS: usize = 256;
+/// A response head may have this many bytes; also the largest piece of a body that is read at once.
+const MAX_BUFFER: usize = 256 * 1024;
+
+/// No connection to the upstream could be had. Nothing was sent.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectError {
+    /// The name did not resolve.
+    #[error("cannot resolve `{host}`")]
+    Resolve {
+        /// The name.
+        host: String,
+        /// What the resolver said.
+        source: io::Error,
+    },
+    /// The name resolved to no address at all.
+    #[error("`{host}` has no address")]
+    NoAddress {
+        /// The name.
+        host: String,
+    },
+    /// No address took the connection: refused, unreachable. This is the error of the last one that failed.
+    #[error("cannot connect to {address}")]
+    Connect {
+        /// The address.
+        address: SocketAddr,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The TLS handshake failed: untrusted certificate, another name, no common version, or the connection broke.
+    #[error("TLS with `{host}` failed")]
+    Tls {
+        /// The name that the certificate had to carry.
+        host: String,
+        /// What rustls or the kernel said.
+        source: io::Error,
+    },
+    /// It did not stand in time.
+    #[error("no connection to `{host}` within {after:?}")]
+    TimedOut {
+        /// The upstream's host.
+        host: String,
+        /// The route's `connect_timeout`.
+        after: Duration,
+    },
+    /// The upstream closed it before it could be used.
+    #[error("`{host}` closed the connection before it was used")]
+    Closed {
+        /// The upstream's host.
+        host: String,
+        /// What hyper found.
+        source: hyper::Error,
+    },
+}
+
+impl ConnectError {
+    /// Whether a request may have run: never.
+    pub fn may_have_run(&self) -> bool {
+        false
+    }
+}
+
+/// Makes connections to one upstream.
+#[derive(Debug)]
+pub(super) struct Dialer {
+    host: String,
+    port: u16,
+    tls: Option<Tls>,
+    timeout: Duration,
+}
+
+impl Dialer {
+    pub(super) fn new(upstream: &config::Upstream, timeout: Duration) -> Result<Dialer, TlsSetupError> {
+        let tls = if upstream.tls { Some(Tls::new(upstream)?) } else { None };
+        Ok(Dialer { host: upstream.host.clone(), port: upstream.port, tls, timeout })
+    }
+
+    pub(super) async fn dial(&self) -> Result<Link, ConnectError> {
+        // Boxed, since this is the rare way and would make every caller's future larger.
+        match timeout(self.timeout, Box::pin(self.establish())).await {
+            Ok(established) => established,
+            Err(_elapsed) => Err(ConnectError::TimedOut { host: self.host.clone(), after: self.timeout }),
+        }
+    }
+
+    async fn establish(&self) -> Result<Link, ConnectError> {
+        let gauge = Arc::new(Gauge::default());
+        let tcp = Tcp::new(self.reach().await?, gauge.clone());
+        let wire = match &self.tls {
+            None => Wire::plain(tcp),
+            Some(tls) => {
+                let connected = tls.connector.connect(tls.name.clone(), tcp).await;
+                Wire::tls(connected.map_err(|source| ConnectError::Tls { host: self.host.clone(), source })?)
+            }
+        };
+        self.speak(wire, gauge).await.map_err(|source| ConnectError::Closed { host: self.host.clone(), source })
+    }
+
+    async fn speak(&self, wire: Wire, gauge: Arc<Gauge>) -> hyper::Result<Link> {
+        let (sender, connection) = http1::Builder::new()
+            .max_headers(MAX_HEADERS)
+            .max_buf_size(MAX_BUFFER)
+            .handshake(TokioIo::new(wire))
+            .await?;
+        let task = tokio::spawn(async move {
+            if let Err(error) = connection.await {
+                // Whoever waits for an answer has got this error; left are faults of connections nobody uses.
+                tracing::debug!(error = &error as &dyn std::error::Error, "idle upstream connection failed");
+            }
+        });
+        let mut link = Link::new(sender, task, gauge);
+        link.ready().await?;
+        Ok(link)
+    }
+
+    async fn reach(&self) -> Result<TcpStream, ConnectError> {
+        let addresses = self.resolve().await?;
+        if let [only] = addresses[..] {
+            return connect(only).await;
+        }
+        race(addresses).await.unwrap_or_else(|| Err(ConnectError::NoAddress { host: self.host.clone() }))
+    }
+
+    async fn resolve(&self) -> Result<Vec<SocketAddr>, ConnectError> {
+        if let Ok(ip) = self.host.parse::<IpAddr>() {
+            return Ok(vec![SocketAddr::new(ip, self.port)]);
+        }
+        let found = tokio::net::lookup_host((self.host.as_str(), self.port)).await;
+        let found = found.map_err(|source| ConnectError::Resolve { host: self.host.clone(), source })?;
+        Ok(alternate(found.collect()))
+    }
+}
+
+/// Lets the two families alternate, beginning with the resolver's favourite, so that a broken one costs one stagger
+/// only (RFC 8305 section 4).
+fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
+    let Some(first) = addresses.first().copied() else { return addresses };
+    let (mut favourite, mut other): (Vec<_>, Vec<_>) =
+        addresses.into_iter().partition(|address| address.is_ipv4() == first.is_ipv4());
+    favourite.reverse();
+    other.reverse();
+    let mut order = Vec::with_capacity(favourite.len() + other.len());
+    while !(favourite.is_empty() && other.is_empty()) {
+        order.extend(favourite.pop());
+        order.extend(other.pop());
+    }
+    order
+}
+
+/// Tries each address in turn, the next as soon as one fails or has been silent for [`STAGGER`]; the first that stands
+/// wins, and the others are given up. `None` without an address.
+async fn race(addresses: Vec<SocketAddr>) -> Option<Result<TcpStream, ConnectError>> {
+    let mut waiting = addresses.into_iter();
+    let mut attempts = JoinSet::new();
+    let mut failed = None;
+    attempts.spawn(connect(waiting.next()?));
+    loop {
+        tokio::select! {
+            ended = attempts.join_next() => match ended {
+                Some(Ok(Ok(stream))) => return Some(Ok(stream)),
+                Some(Ok(Err(error))) => failed = Some(error),
+                // Attempts neither panic nor are cancelled while this set lives.
+                Some(Err(_)) => {}
+                None => return failed.map(Err),
+            },
+            () = sleep(STAGGER), if waiting.len() > 0 => {}
+        }
+        if let Some(address) = waiting.next() {
+            attempts.spawn(connect(address));
+        }
+    }
+}
+
+async fn connect(address: SocketAddr) -> Result<TcpStream, ConnectError> {
+    let connected = async {
+        let stream = TcpStream::connect(address).await?;
+        stream.set_nodelay(true)?;
+        let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_INTERVAL);
+        socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
+        Ok(stream)
+    };
+    connected.await.map_err(|source| ConnectError::Connect { address, source })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn addresses(text: &str) -> Vec<SocketAddr> {
+        text.split(' ').map(|address| address.parse().unwrap()).collect()
+    }
+
+    #[test]
+    fn families_alternate_from_the_resolvers_favourite() {
+        assert_eq!(
+            alternate(addresses("[::1]:1 [::2]:1 [::3]:1 1.1.1.1:1 2.2.2.2:1")),
+            addresses("[::1]:1 1.1.1.1:1 [::2]:1 2.2.2.2:1 [::3]:1")
+        );
+        assert_eq!(alternate(addresses("1.1.1.1:1 [::1]:1")), addresses("1.1.1.1:1 [::1]:1"));
+        assert_eq!(alternate(Vec::new()), Vec::new());
+    }
+
+    #[tokio::test]
+    async fn race_passes_over_addresses_that_refuse() {
+        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let refusing = free.local_addr().unwrap();
+        drop(free);
+        let listening = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let open = listening.local_addr().unwrap();
+
+        let stream = race(vec![refusing, open]).await.unwrap().unwrap();
+        assert_eq!(stream.peer_addr().unwrap(), open);
+
+        let error = race(vec![refusing, refusing]).await.unwrap().unwrap_err();
+        assert!(matches!(error, ConnectError::Connect { address, .. } if address == refusing), "{error:?}");
+        assert!(race(Vec::new()).await.is_none());
+    }
+}

@@ -1,0 +1,202 @@
+//! One connection and the one send that it is good for at a time.
+//!
+//! Here it is decided whether a failed request was sent. Two signs are exact: hyper hands the request back before it
+//! has turned it into bytes, or the count of bytes is what it was just before the hand-over. Everything else is doubt;
+//! no other error of hyper tells the two apart. See `docs/guarantees.md`.
+
+use std::sync::Arc;
+
+use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
+use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
+use hyper::client::conn::http1::SendRequest;
+use tokio::task::JoinHandle;
+
+use super::Shared;
+use super::body::{BoxError, RequestBody, ResponseBody};
+use super::wire::Gauge;
+
+/// A connection's two halves: the task that reads and writes, and the handle that gives it requests.
+///
+/// Dropped while idle it closes in good order; dropped while a request is on its way it is cut off at once.
+#[derive(Debug)]
+pub(super) struct Link {
+    sender: SendRequest<RequestBody>,
+    task: JoinHandle<()>,
+    gauge: Arc<Gauge>,
+}
+
+impl Link {
+    pub(super) fn new(sender: SendRequest<RequestBody>, task: JoinHandle<()>, gauge: Arc<Gauge>) -> Link {
+        Link { sender, task, gauge }
+    }
+
+    /// Whether it can take a request now, as far as is known without looking at the network.
+    pub(super) fn is_ready(&self) -> bool {
+        self.sender.is_ready()
+    }
+
+    /// Waits until it can take a request; fails if it is closed.
+    pub(super) async fn ready(&mut self) -> hyper::Result<()> {
+        self.sender.ready().await
+    }
+
+    /// Cuts the connection off and returns how many bytes may have left by then.
+    ///
+    /// Only the ended task makes the count final: hyper may hold a head in its buffer when it reports an error, and
+    /// flush it afterwards.
+    async fn cut(&mut self) -> u64 {
+        self.task.abort();
+        // Ended, cancelled or panicked: in every case nothing is left that could write.
+        let _ = (&mut self.task).await;
+        self.gauge.written()
+    }
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // Without its sender the task closes by itself, but not while it has a body to write (hyper #4176).
+        if !self.sender.is_ready() {
+            self.task.abort();
+        }
+    }
+}
+
+/// A request failed after a connection was there.
+#[derive(Debug, thiserror::Error)]
+pub enum SendError {
+    /// Certainly not sent: not one byte of it left.
+    #[error("the connection was closed before the request was sent")]
+    NotSent {
+        /// The request, unless hyper had taken it apart already.
+        request: Option<Box<Request<RequestBody>>>,
+        /// What hyper said.
+        source: hyper::Error,
+    },
+    /// Bytes may have left, and nobody can tell what became of them.
+    #[error("the upstream gave no usable answer")]
+    MayHaveRun {
+        /// A [`hyper::Error`] or an [`AmbiguousResponse`].
+        source: BoxError,
+    },
+}
+
+impl SendError {
+    /// Whether the request may have run.
+    pub fn may_have_run(&self) -> bool {
+        matches!(self, SendError::MayHaveRun { .. })
+    }
+}
+
+/// A response whose end two readers could see in two places (RFC 9112 section 6.3).
+#[derive(Debug, thiserror::Error)]
+#[error("the response's framing is ambiguous: {0}")]
+pub struct AmbiguousResponse(&'static str);
+
+/// A connection that is good for one request. Dropped, it closes.
+#[derive(Debug)]
+pub struct Connection {
+    link: Link,
+    shared: Arc<Shared>,
+    reused: bool,
+}
+
+impl Connection {
+    pub(super) fn fresh(link: Link, shared: Arc<Shared>) -> Connection {
+        Connection { link, shared, reused: false }
+    }
+
+    pub(super) fn reused(link: Link, shared: Arc<Shared>) -> Connection {
+        Connection { link, shared, reused: true }
+    }
+
+    /// Whether it has carried a request before, so that the upstream may be about to close it.
+    pub fn is_reused(&self) -> bool {
+        self.reused
+    }
+
+    /// Sends one request, exactly once, and waits for the head of its response. Interim responses are passed over,
+    /// but for `101`, which is returned.
+    ///
+    /// Target and header fields go out as they are, as HTTP/1.1; `host` and framing are the caller's. Each hand-over
+    /// counts as one upstream send, also one that is handed back. Dropping the future, or the body that it returns,
+    /// closes the connection; the request may have run then.
+    pub async fn send(self, mut request: Request<RequestBody>) -> Result<Response<ResponseBody>, SendError> {
+        let Connection { mut link, shared, .. } = self;
+        *request.version_mut() = Version::HTTP_11;
+        if let Err(source) = link.ready().await {
+            return Err(SendError::NotSent { request: Some(Box::new(request)), source });
+        }
+        link.gauge.look_before_writing();
+        let method = request.method().clone();
+        let before = link.gauge.written();
+        shared.sends.inc();
+        match link.sender.try_send_request(request).await {
+            Ok(response) => receive(&method, response, link, &shared),
+            Err(mut error) => match error.take_message() {
+                Some(request) => {
+                    Err(SendError::NotSent { request: Some(Box::new(request)), source: error.into_error() })
+                }
+                None if link.cut().await == before => {
+                    Err(SendError::NotSent { request: None, source: error.into_error() })
+                }
+                None => Err(SendError::MayHaveRun { source: error.into_error().into() }),
+            },
+        }
+    }
+}
+
+fn receive(
+    method: &Method,
+    response: Response<hyper::body::Incoming>,
+    link: Link,
+    shared: &Shared,
+) -> Result<Response<ResponseBody>, SendError> {
+    let (mut head, incoming) = response.into_parts();
+    let framing = Framing::of(method, head.status, &mut head.headers)
+        .map_err(|source| SendError::MayHaveRun { source: source.into() })?;
+    let body = ResponseBody::new(incoming, framing == Framing::UntilClose, link, shared.idle.clone());
+    Ok(Response::from_parts(head, body))
+}
+
+/// Where a response's body ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Framing {
+    NoBody,
+    Chunked,
+    Length,
+    UntilClose,
+}
+
+impl Framing {
+    /// Finds it as RFC 9112 section 6.3 says, and refuses what hyper lets through: both framings, a repeated
+    /// `transfer-encoding`, codings besides `chunked` (we would have to undo them). An equal length said repeatedly is
+    /// said once afterwards; hyper has refused different ones.
+    fn of(method: &Method, status: StatusCode, headers: &mut HeaderMap) -> Result<Framing, AmbiguousResponse> {
+        let without_body = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED];
+        if method == Method::HEAD || status.is_informational() || without_body.contains(&status) {
+            return Ok(Framing::NoBody);
+        }
+        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+        if let Some(coding) = codings.next() {
+            if codings.next().is_some() {
+                return Err(AmbiguousResponse("transfer-encoding is repeated"));
+            }
+            if !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
+                return Err(AmbiguousResponse("transfer-encoding is not just chunked"));
+            }
+            if headers.contains_key(CONTENT_LENGTH) {
+                return Err(AmbiguousResponse("it has both transfer-encoding and content-length"));
+            }
+            return Ok(Framing::Chunked);
+        }
+        let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+        let Some(length) = lengths.next() else { return Ok(Framing::UntilClose) };
+        let said_once = length.as_bytes().split(|byte| *byte == b',').next().unwrap_or_default();
+        if lengths.next().is_some() || said_once.len() != length.len() {
+            let length = HeaderValue::from_bytes(said_once.trim_ascii())
+                .map_err(|_| AmbiguousResponse("content-length is not a number"))?;
+            headers.insert(CONTENT_LENGTH, length);
+        }
+        Ok(Framing::Length)
+    }
+}

@@ -1,0 +1,116 @@
+//! The connections that wait for a request, last in first out.
+//!
+//! The last used is the likeliest to be alive, and the others may grow old and go. Nothing is locked across an await;
+//! within one core the lock is never contended.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use tokio::runtime::Handle;
+use tokio::time::{Instant, sleep_until};
+
+use super::connection::Link;
+
+/// More connections than this are not kept; a further one is closed after its answer.
+const MOST: usize = 256;
+
+/// The idle connections of one pool.
+#[derive(Debug)]
+pub(super) struct IdleList {
+    timeout: Duration,
+    stack: Mutex<Stack>,
+}
+
+#[derive(Debug)]
+struct Idle {
+    link: Link,
+    since: Instant,
+}
+
+#[derive(Debug, Default)]
+struct Stack {
+    /// In the order of their return: the oldest in front.
+    waiting: VecDeque<Idle>,
+    /// Whether a task is there that closes what has expired. There is one exactly while something waits.
+    reaping: bool,
+}
+
+impl IdleList {
+    pub(super) fn new(timeout: Duration) -> Arc<IdleList> {
+        Arc::new(IdleList { timeout, stack: Mutex::default() })
+    }
+
+    pub(super) fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    /// The most recently used connection that is neither expired nor known to be closed. Others met on the way are
+    /// closed.
+    pub(super) fn take(&self) -> Option<Link> {
+        loop {
+            let idle = self.lock().waiting.pop_back()?;
+            if idle.since.elapsed() >= self.timeout {
+                // So have all the others, which are older.
+                drop(std::mem::take(&mut self.lock().waiting));
+                return None;
+            }
+            if idle.link.is_ready() {
+                return Some(idle.link);
+            }
+        }
+    }
+
+    /// Keeps a connection for the next request. It must be ready.
+    pub(super) fn put(self: &Arc<Self>, link: Link) {
+        let since = Instant::now();
+        let mut stack = self.lock();
+        if stack.waiting.len() >= MOST {
+            drop(stack);
+            drop(link);
+            return;
+        }
+        stack.waiting.push_back(Idle { link, since });
+        if !stack.reaping
+            && let Ok(runtime) = Handle::try_current()
+        {
+            stack.reaping = true;
+            runtime.spawn(reap(Arc::downgrade(self), since + self.timeout));
+        }
+    }
+
+    /// Closes what has expired. Returns when there will be more to close, if anything waits.
+    fn close_expired(&self) -> Option<Instant> {
+        let now = Instant::now();
+        let mut stack = self.lock();
+        let expired = stack.waiting.partition_point(|idle| now - idle.since >= self.timeout);
+        let closed: Vec<Idle> = stack.waiting.drain(..expired).collect();
+        let next = stack.waiting.front().map(|idle| idle.since + self.timeout);
+        stack.reaping = next.is_some();
+        drop(stack);
+        drop(closed);
+        next
+    }
+
+    /// Whether one waits that is not known to be closed.
+    #[cfg(test)]
+    pub(super) fn has_ready(&self) -> bool {
+        self.lock().waiting.iter().any(|idle| idle.link.is_ready())
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Stack> {
+        // No code that holds it can leave it half changed.
+        self.stack.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+async fn reap(list: Weak<IdleList>, mut next: Instant) {
+    loop {
+        sleep_until(next).await;
+        // Held for this moment only: a list that nobody else has goes, with all its connections.
+        match list.upgrade().and_then(|list| list.close_expired()) {
+            Some(later) => next = later,
+            None => return,
+        }
+    }
+}

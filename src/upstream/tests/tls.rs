@@ -1,0 +1,236 @@
+//! TLS: whom it trusts, what ends a body, and what the count makes of a broken stream.
+
+use std::io::Write as _;
+use std::sync::Arc;
+
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::TlsAcceptor;
+use tokio_rustls::server::TlsStream;
+
+use super::*;
+use crate::upstream::wire::{Gauge, Tcp, Wire};
+
+/// A peer with a certificate for these names, and the file of the authority that signed it.
+struct TlsPeer {
+    peer: Peer,
+    acceptor: TlsAcceptor,
+    ca_file: tempfile::NamedTempFile,
+}
+
+impl TlsPeer {
+    async fn start(names: &[&str]) -> TlsPeer {
+        let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
+        authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+        let authority_key = rcgen::KeyPair::generate().unwrap();
+        let authority_certificate = authority.self_signed(&authority_key).unwrap();
+        let issuer = rcgen::Issuer::new(authority, authority_key);
+        let key = rcgen::KeyPair::generate().unwrap();
+        let names: Vec<String> = names.iter().map(|name| (*name).to_owned()).collect();
+        let certificate = rcgen::CertificateParams::new(names).unwrap().signed_by(&key, &issuer).unwrap();
+
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(
+                vec![certificate.der().clone()],
+                PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
+            )
+            .unwrap();
+        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+        let mut ca_file = tempfile::NamedTempFile::new().unwrap();
+        ca_file.write_all(authority_certificate.pem().as_bytes()).unwrap();
+        TlsPeer { peer: Peer::start().await, acceptor: TlsAcceptor::from(Arc::new(config)), ca_file }
+    }
+
+    fn upstream(&self, host: &str) -> config::Upstream {
+        let ca_file = Some(self.ca_file.path().to_owned());
+        config::Upstream { tls: true, host: host.to_owned(), port: self.peer.address.port(), ca_file }
+    }
+
+    fn pool(&self, host: &str) -> Pool {
+        Pool::new(&self.upstream(host), LONG, LONG, &self.peer.metrics).unwrap()
+    }
+
+    async fn accept(&self) -> std::io::Result<TlsStream<TcpStream>> {
+        self.acceptor.accept(self.peer.accept().await).await
+    }
+
+    async fn answer_one(&self, answer: &[u8]) -> TlsStream<TcpStream> {
+        let mut stream = self.accept().await.unwrap();
+        read_request(&mut stream).await;
+        stream.write_all(answer).await.unwrap();
+        stream.flush().await.unwrap();
+        stream
+    }
+}
+
+#[tokio::test]
+async fn speaks_http_1_1_to_names_and_addresses_and_keeps_the_connection() {
+    for host in ["localhost", "127.0.0.1"] {
+        let peer = TlsPeer::start(&["localhost", "127.0.0.1"]).await;
+        let pool = peer.pool(host);
+        let (response, mut stream) = tokio::join!(send(&pool, post("/", "x")), peer.answer_one(OK));
+        assert_eq!(text(response.unwrap()).await, "ok");
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"http/1.1"[..]));
+        let name = (host == "localhost").then_some("localhost");
+        assert_eq!(stream.get_ref().1.server_name(), name);
+
+        let connection = pool.checkout().await.unwrap();
+        assert!(connection.is_reused());
+        let serve = async {
+            read_request(&mut stream).await;
+            stream.write_all(OK).await.unwrap();
+        };
+        let (response, ()) = tokio::join!(connection.send(post("/", "x")), serve);
+        assert_eq!(text(response.unwrap()).await, "ok");
+        // An idle connection is closed in good order.
+        drop(pool);
+        assert_eq!(stream.read_to_end(&mut Vec::new()).await.unwrap(), 0);
+    }
+}
+
+#[tokio::test]
+async fn untrusted_and_misnamed_certificates_are_not_sent_to() {
+    let other = TlsPeer::start(&["localhost"]).await;
+    let peer = TlsPeer::start(&["localhost"]).await;
+    let untrusted = config::Upstream { ca_file: other.upstream("localhost").ca_file, ..peer.upstream("localhost") };
+    for upstream in [untrusted, peer.upstream("127.0.0.1")] {
+        let pool = Pool::new(&upstream, LONG, LONG, &peer.peer.metrics).unwrap();
+        let (connected, accepted) = tokio::join!(pool.checkout(), peer.accept());
+        let error = connected.unwrap_err();
+        assert!(
+            matches!(&error, ConnectError::Tls { source, .. } if source.to_string().contains("certificate")),
+            "{error:?}"
+        );
+        assert!(accepted.is_err());
+    }
+    assert_eq!(peer.peer.metrics.upstream_sends.get(), 0);
+}
+
+#[tokio::test]
+async fn plain_peer_is_not_sent_to() {
+    let peer = TlsPeer::start(&["localhost"]).await;
+    let pool = peer.pool("localhost");
+    let answer = async {
+        let mut stream = peer.peer.accept().await;
+        let _ = stream.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n").await;
+        stream
+    };
+    let (connected, _stream) = tokio::join!(pool.checkout(), answer);
+    let error = connected.unwrap_err();
+    assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
+}
+
+#[tokio::test]
+async fn handshake_is_within_the_connect_timeout() {
+    let peer = TlsPeer::start(&["localhost"]).await;
+    let after = Duration::from_millis(50);
+    let pool = Pool::new(&peer.upstream("localhost"), after, LONG, &peer.peer.metrics).unwrap();
+    // The backlog takes the connection, and nobody answers the hello.
+    let error = pool.checkout().await.unwrap_err();
+    assert!(matches!(error, ConnectError::TimedOut { after: limit, .. } if limit == after), "{error:?}");
+}
+
+#[tokio::test]
+async fn body_without_framing_needs_close_notify() {
+    for orderly in [true, false] {
+        let peer = TlsPeer::start(&["localhost"]).await;
+        let pool = peer.pool("localhost");
+        let serve = async {
+            let mut stream = peer.answer_one(b"HTTP/1.1 200 OK\r\n\r\nto the end").await;
+            if orderly {
+                stream.shutdown().await.unwrap();
+            }
+            // Without it only the FIN of the socket goes out.
+            drop(stream);
+        };
+        let (response, ()) = tokio::join!(send(&pool, post("/", "")), serve);
+        let ended = response.unwrap().into_body().collect().await;
+        match ended {
+            Ok(body) => assert!(orderly && body.to_bytes() == "to the end"),
+            Err(error) => assert!(!orderly, "{error:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn read_and_closed_without_an_answer_is_doubt() {
+    let peer = TlsPeer::start(&["localhost"]).await;
+    let pool = peer.pool("localhost");
+    let (sent, _) = tokio::join!(send(&pool, post("/", "")), async { drop(peer.answer_one(b"").await) });
+    assert!(sent.unwrap_err().may_have_run());
+}
+
+#[tokio::test]
+async fn close_notify_that_the_runtime_has_not_seen_is_handed_back() {
+    let peer = TlsPeer::start(&["localhost"]).await;
+    let pool = peer.pool("localhost");
+    let (response, stream) = tokio::join!(send(&pool, post("/", "")), peer.answer_one(OK));
+    assert_eq!(text(response.unwrap()).await, "ok");
+    let connection = pool.checkout().await.unwrap();
+    // Another thread closes while this one, and so the runtime, stands still.
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let (tcp, mut session) = stream.into_inner();
+            let mut tcp = tcp.into_std().unwrap();
+            session.send_close_notify();
+            session.write_tls(&mut tcp).unwrap();
+        });
+    });
+    let error = connection.send(post("/", "")).await.unwrap_err();
+    assert!(matches!(error, SendError::NotSent { request: Some(_), .. }), "{error:?}");
+}
+
+/// A write to TLS can encrypt everything, send a part and then fail; to a socket it takes all, a part, or nothing.
+#[tokio::test]
+async fn failed_write_counts_above_tls_and_not_above_tcp() {
+    let peer = TlsPeer::start(&["localhost"]).await;
+    for encrypted in [true, false] {
+        let gauge = Arc::new(Gauge::default());
+        let tcp = Tcp::new(TcpStream::connect(peer.peer.address).await.unwrap(), gauge.clone());
+        let mut wire = if encrypted {
+            let tls = crate::upstream::tls::Tls::new(&peer.upstream("localhost")).unwrap();
+            let (client, server) = tokio::join!(tls.connector.connect(tls.name.clone(), tcp), peer.accept());
+            reset(server.unwrap().into_inner().0);
+            Wire::tls(client.unwrap())
+        } else {
+            reset(peer.peer.accept().await);
+            Wire::plain(tcp)
+        };
+        // The reset has arrived when reading says so.
+        let mut rest = Vec::new();
+        let _ = wire.read_to_end(&mut rest).await;
+        let before = gauge.written();
+        let error = wire.write(b"POST / HTTP/1.1\r\n").await.unwrap_err();
+        assert_eq!(gauge.written() > before, encrypted, "{error:?}");
+    }
+}
+
+#[test]
+fn unusable_settings_are_found_at_start() {
+    let metrics = Metrics::new().route("r");
+    let make = |host: &str, ca_file: &std::path::Path| {
+        let upstream =
+            config::Upstream { tls: true, host: host.to_owned(), port: 443, ca_file: Some(ca_file.to_owned()) };
+        Pool::new(&upstream, LONG, LONG, &metrics).unwrap_err()
+    };
+    let folder = tempfile::tempdir().unwrap();
+    let file = |content: &str| {
+        let path = folder.path().join("ca.pem");
+        std::fs::write(&path, content).unwrap();
+        path
+    };
+    let missing = make("localhost", &folder.path().join("missing.pem"));
+    assert!(matches!(&missing, TlsSetupError::CaFile { .. }), "{missing:?}");
+    assert!(missing.to_string().contains("missing.pem"));
+    let empty = make("localhost", &file("no certificate here\n"));
+    assert!(matches!(empty, TlsSetupError::CaFileEmpty { .. }), "{empty:?}");
+    let torn = make("localhost", &file("-----BEGIN CERTIFICATE-----\nAAAA\n"));
+    assert!(matches!(torn, TlsSetupError::CaFile { .. }), "{torn:?}");
+    let junk = make("localhost", &file("-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n"));
+    assert!(matches!(junk, TlsSetupError::CaCertificate { .. }), "{junk:?}");
+    let name = make("not a name", &file(""));
+    assert!(matches!(name, TlsSetupError::Name { .. }), "{name:?}");
+}

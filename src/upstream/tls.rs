@@ -1,0 +1,118 @@
+//! The TLS settings of one upstream: whom to trust, and the name that the certificate must carry.
+//!
+//! Built once, at start, so that a missing file is found there and not by the first request. The provider is given
+//! explicitly; no process-wide default is needed or set.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rustls::pki_types::pem::{self, PemObject as _};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, ServerName};
+use rustls::{ClientConfig, RootCertStore};
+use tokio_rustls::TlsConnector;
+
+use crate::config;
+
+/// TLS towards an upstream cannot be set up.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsSetupError {
+    /// The upstream's host is neither a DNS name nor an IP address.
+    #[error("`{host}` cannot be the name in a certificate")]
+    Name {
+        /// As it stands in the settings.
+        host: String,
+        /// What is wrong with it.
+        source: InvalidDnsNameError,
+    },
+    /// `ca_file` cannot be read, or is not PEM.
+    #[error("cannot read the certificates in ca_file `{}`", path.display())]
+    CaFile {
+        /// As it stands in the settings.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: pem::Error,
+    },
+    /// `ca_file` holds no certificate.
+    #[error("ca_file `{}` holds no certificate", path.display())]
+    CaFileEmpty {
+        /// As it stands in the settings.
+        path: PathBuf,
+    },
+    /// A certificate in `ca_file` cannot be used as a root.
+    #[error("a certificate in ca_file `{}` is unusable", path.display())]
+    CaCertificate {
+        /// As it stands in the settings.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: rustls::Error,
+    },
+    /// The system has no certificates to trust, as in an image without a CA bundle.
+    #[error("the system has no root certificates; install a CA bundle or set the upstream's ca_file")]
+    NoSystemRoots {
+        /// The first thing that went wrong in looking for them, if any did.
+        source: Option<rustls_native_certs::Error>,
+    },
+    /// The provider does not support what is asked of it.
+    #[error("cannot set up TLS")]
+    Provider {
+        /// What is missing.
+        source: rustls::Error,
+    },
+}
+
+/// How to speak TLS to one upstream.
+#[derive(Clone)]
+pub(super) struct Tls {
+    pub(super) connector: TlsConnector,
+    pub(super) name: ServerName<'static>,
+}
+
+// The connector has no `Debug`, and all of it would be noise.
+impl std::fmt::Debug for Tls {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Tls").field(&self.name).finish()
+    }
+}
+
+impl Tls {
+    pub(super) fn new(upstream: &config::Upstream) -> Result<Tls, TlsSetupError> {
+        let host = &upstream.host;
+        let name =
+            ServerName::try_from(host.clone()).map_err(|source| TlsSetupError::Name { host: host.clone(), source })?;
+        let roots = match &upstream.ca_file {
+            Some(path) => roots_in(path)?,
+            None => system_roots()?,
+        };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|source| TlsSetupError::Provider { source })?
+            .with_root_certificates(roots)
+            .with_no_client_auth();
+        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        Ok(Tls { connector: TlsConnector::from(Arc::new(config)), name })
+    }
+}
+
+fn roots_in(path: &Path) -> Result<RootCertStore, TlsSetupError> {
+    let unreadable = |source| TlsSetupError::CaFile { path: path.to_owned(), source };
+    let mut roots = RootCertStore::empty();
+    for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
+        roots
+            .add(certificate.map_err(unreadable)?)
+            .map_err(|source| TlsSetupError::CaCertificate { path: path.to_owned(), source })?;
+    }
+    if roots.is_empty() { Err(TlsSetupError::CaFileEmpty { path: path.to_owned() }) } else { Ok(roots) }
+}
+
+fn system_roots() -> Result<RootCertStore, TlsSetupError> {
+    let found = rustls_native_certs::load_native_certs();
+    let mut roots = RootCertStore::empty();
+    // Bundles often hold one old certificate that cannot be parsed; the others are still good.
+    roots.add_parsable_certificates(found.certs);
+    if roots.is_empty() {
+        Err(TlsSetupError::NoSystemRoots { source: found.errors.into_iter().next() })
+    } else {
+        Ok(roots)
+    }
+}

@@ -1,0 +1,292 @@
+//! The disk store: the contract, and what it adds to it: a folder that one process holds, and what a kill -9 leaves.
+
+use std::collections::HashMap;
+use std::io::{BufRead, BufReader, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use onceproxy::config::store::Backend;
+use onceproxy::metrics::Metrics;
+use onceproxy::record::{
+    Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, Reason, RecordId, Response, State, Token,
+};
+use onceproxy::store::{Opened, Store, StoreErrorKind};
+
+use super::contract::{self, until};
+
+/// A store, its metrics and its background work; closing it lets the folder go.
+struct Disk {
+    store: Arc<dyn Store>,
+    metrics: Arc<Metrics>,
+    background: tokio::task::JoinHandle<()>,
+}
+
+impl Disk {
+    fn open(dir: &Path) -> Disk {
+        let metrics = Metrics::new();
+        let config = contract::config(Backend::Disk { dir: dir.to_owned() });
+        let Opened { store, background } = onceproxy::store::open(&config, &metrics).unwrap();
+        Disk { store, metrics, background: tokio::spawn(background) }
+    }
+
+    async fn close(self) {
+        self.background.abort();
+        let _ = self.background.await;
+    }
+}
+
+fn claim_of(hash: [u8; 16]) -> Claim {
+    Claim {
+        id: RecordId::new("disk".into(), hash),
+        token: Token::from_bytes(hash),
+        fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+        quoted: false,
+        lease: Duration::from_secs(3600),
+        abandon_after: Duration::from_secs(3600),
+        on_unknown: OnUnknown::Hold,
+        unknown_retention: None,
+    }
+}
+
+fn fresh_claim() -> Claim {
+    claim_of(*Token::new().as_bytes())
+}
+
+/// A response whose body tells which record it belongs to.
+fn response_of(claim: &Claim) -> Response {
+    Response::new(201, [], [], Some(Bytes::from(claim.id.to_string())))
+}
+
+#[tokio::test]
+async fn disk_keeps_the_contract() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Disk::open(dir.path());
+    contract::suite(|| disk.store.for_core()).await;
+    contract::sweep(&*disk.store, &disk.metrics).await;
+    disk.close().await;
+}
+
+#[tokio::test]
+async fn records_survive_a_restart_and_claims_become_unknown_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let (claimed, completed, released) = (fresh_claim(), fresh_claim(), fresh_claim());
+    let disk = Disk::open(dir.path());
+    for claim in [&claimed, &completed, &released] {
+        assert!(matches!(disk.store.claim(claim).await.unwrap(), ClaimReply::Granted { .. }));
+    }
+    disk.store.complete(&completed, &response_of(&completed), Duration::from_secs(3600)).await.unwrap();
+    disk.store.release(&released).await.unwrap();
+    disk.close().await;
+
+    let disk = Disk::open(dir.path());
+    assert_eq!(disk.store.ready(), Ok(()), "a folder that was let go is open again at once");
+    let record = disk.store.get(&claimed.id).await.unwrap().unwrap();
+    assert!(matches!(record.state, State::Unknown { reason: Reason::Lapsed, .. }), "{record:?}");
+    assert!(matches!(disk.store.claim(&completed).await.unwrap(), ClaimReply::Completed(_)));
+    assert_eq!(disk.store.claim(&released).await.unwrap(), ClaimReply::Lost, "its tombstone survived");
+    until("the gauge counts what was found", async || {
+        disk.metrics.expose().0.contains(r#"onceproxy_records_open{state="unknown"} 1"#).then_some(())
+    })
+    .await;
+    disk.close().await;
+}
+
+/// What a killed process had been told, by the name that it printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Acknowledged {
+    Claimed,
+    Completed,
+}
+
+#[tokio::test]
+async fn kill_minus_nine_loses_nothing_that_was_acknowledged() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut acknowledged: HashMap<[u8; 16], Acknowledged> = HashMap::new();
+    for _ in 0..6 {
+        // Another number of lines each time, so that the kill falls into every part of a batch.
+        let lines = 40 + usize::from(Token::new().as_bytes()[0]);
+        let path = dir.path().to_owned();
+        for (hash, what) in tokio::task::spawn_blocking(move || work_until_killed(&path, lines)).await.unwrap() {
+            let known = acknowledged.entry(hash).or_insert(what);
+            *known = what.max(*known);
+        }
+        all_are_there(dir.path(), &acknowledged).await;
+    }
+}
+
+async fn all_are_there(dir: &Path, acknowledged: &HashMap<[u8; 16], Acknowledged>) {
+    let disk = Disk::open(dir);
+    assert_eq!(disk.store.ready(), Ok(()), "the kernel has let go of a dead process's folder");
+    for (hash, what) in acknowledged {
+        let claim = claim_of(*hash);
+        let record = disk.store.get(&claim.id).await.unwrap();
+        let record = record.unwrap_or_else(|| panic!("{} was {what:?}, and is gone", claim.id));
+        match record.state {
+            State::Completed { response, .. } => assert_eq!(response, response_of(&claim)),
+            State::Unknown { reason: Reason::Lapsed, .. } => assert_eq!(*what, Acknowledged::Claimed, "{}", claim.id),
+            other => panic!("{} was {what:?}, and is {other:?}", claim.id),
+        }
+    }
+    disk.close().await;
+}
+
+/// Runs this test binary as a process of its own on the folder, reads so many acknowledgements, kills it in the middle
+/// of its work, and returns all that it had been told.
+fn work_until_killed(dir: &Path, lines: usize) -> Vec<([u8; 16], Acknowledged)> {
+    let mut child = child_on(dir, "disk::child_that_works_until_it_is_killed");
+    let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+    let mut told: Vec<_> = output.by_ref().filter_map(|line| parse(&line.ok()?)).take(lines).collect();
+    assert_eq!(told.len(), lines, "the child ended by itself");
+    child.kill().unwrap();
+    child.wait().unwrap();
+    // What it had printed before it died counts as well; its last line may be cut off.
+    told.extend(output.filter_map(|line| parse(&line.ok()?)));
+    told
+}
+
+fn child_on(dir: &Path, test: &str) -> Child {
+    let mut child = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", test, "--ignored", "--nocapture", "--test-threads=1"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    writeln!(child.stdin.as_mut().unwrap(), "{}", dir.display()).unwrap();
+    child
+}
+
+/// The folder that a parent process wrote to standard input. None when a person runs the ignored tests.
+fn folder_from_parent() -> Option<PathBuf> {
+    let mut line = String::new();
+    std::io::stdin().read_line(&mut line).unwrap();
+    Some(line.trim_end()).filter(|line| !line.is_empty()).map(PathBuf::from)
+}
+
+fn parse(line: &str) -> Option<([u8; 16], Acknowledged)> {
+    let (_, said) = line.split_once("told ")?;
+    let (what, token) = said.split_once(' ')?;
+    let what = match what {
+        "claimed" => Acknowledged::Claimed,
+        "completed" => Acknowledged::Completed,
+        _ => return None,
+    };
+    Some((*token.strip_suffix('.')?.parse::<Token>().ok()?.as_bytes(), what))
+}
+
+#[tokio::test]
+#[ignore = "started by the test above as a process of its own"]
+async fn child_that_works_until_it_is_killed() {
+    let Some(dir) = folder_from_parent() else { return };
+    let disk = Disk::open(&dir);
+    let mut workers = tokio::task::JoinSet::new();
+    for _ in 0..8 {
+        let store = disk.store.for_core();
+        workers.spawn(async move {
+            loop {
+                let claim = fresh_claim();
+                assert!(matches!(store.claim(&claim).await.unwrap(), ClaimReply::Granted { .. }));
+                println!("told claimed {}.", claim.token);
+                let kept = Duration::from_secs(3600);
+                assert_eq!(store.complete(&claim, &response_of(&claim), kept).await.unwrap(), CompleteReply::Stored);
+                println!("told completed {}.", claim.token);
+            }
+        });
+    }
+    workers.join_all().await;
+}
+
+#[tokio::test]
+#[ignore = "started by the test below as a process of its own"]
+async fn child_that_holds_a_folder() {
+    let Some(dir) = folder_from_parent() else { return };
+    let disk = Disk::open(&dir);
+    assert_eq!(disk.store.ready(), Ok(()));
+    println!("told held");
+    // Until the parent closes our input.
+    let _ = tokio::task::spawn_blocking(|| std::io::stdin().read_line(&mut String::new())).await;
+    disk.close().await;
+}
+
+#[tokio::test]
+async fn a_folder_held_by_another_process_is_out_of_reach_until_that_ends() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut child = child_on(dir.path(), "disk::child_that_holds_a_folder");
+    let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("told held")));
+
+    let disk = Disk::open(dir.path());
+    let claim = fresh_claim();
+    let error = disk.store.claim(&claim).await.unwrap_err();
+    assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Unreachable, false));
+    let not_ready = disk.store.ready().unwrap_err().0;
+    assert!(not_ready.contains(&format!("held by process {}", child.id())), "{not_ready}");
+    assert_eq!(disk.store.get(&claim.id).await.unwrap_err().kind, StoreErrorKind::Unreachable);
+
+    drop(child.stdin.take());
+    assert!(child.wait().unwrap().success());
+    until("the folder is taken over", async || disk.store.ready().ok()).await;
+    assert!(matches!(disk.store.claim(&claim).await.unwrap(), ClaimReply::Granted { .. }));
+    disk.close().await;
+}
+
+#[tokio::test]
+async fn a_folder_that_cannot_be_made_is_tried_until_it_can() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("a").join("b");
+    std::fs::write(parent.path().join("a"), "a file where a folder should be").unwrap();
+    let disk = Disk::open(&dir);
+    let error = disk.store.claim(&fresh_claim()).await.unwrap_err();
+    assert_eq!(error.kind, StoreErrorKind::Unreachable);
+    assert!(error.message.contains("cannot be used"), "{}", error.message);
+    std::fs::remove_file(parent.path().join("a")).unwrap();
+    until("the folder is made", async || disk.store.ready().ok()).await;
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt as _;
+        assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+    }
+    disk.close().await;
+}
+
+#[tokio::test]
+async fn a_damaged_or_missing_file_fails_closed() {
+    let dir = tempfile::tempdir().unwrap();
+    let disk = Disk::open(dir.path());
+    let claim = fresh_claim();
+    disk.store.claim(&claim).await.unwrap();
+    disk.close().await;
+    let records = dir.path().join("records.redb");
+    let format = dir.path().join("format");
+    for (file, content, expected) in [
+        (&records, Some("not a database at all"), "records.redb cannot be opened"),
+        (&records, Some(""), "missing or empty"),
+        (&records, None, "missing or empty"),
+        (
+            &format,
+            Some(
+                "onceproxy records, format 2
+",
+            ),
+            "another version",
+        ),
+    ] {
+        let good = std::fs::read(file).unwrap();
+        match content {
+            Some(content) => std::fs::write(file, content).unwrap(),
+            None => std::fs::remove_file(file).unwrap(),
+        }
+        let disk = Disk::open(dir.path());
+        let error = disk.store.claim(&claim).await.unwrap_err();
+        assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Unreadable, false), "{error}");
+        let not_ready = disk.store.ready().unwrap_err().0;
+        assert!(not_ready.contains(expected), "{not_ready:?} does not say {expected:?}");
+        disk.close().await;
+        std::fs::write(file, good).unwrap();
+    }
+    let disk = Disk::open(dir.path());
+    assert!(matches!(disk.store.get(&claim.id).await.unwrap().unwrap().state, State::Unknown { .. }));
+    disk.close().await;
+}

@@ -1,0 +1,120 @@
+//! What is kept, and for how long.
+
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::support::{Request, Script, World, eventually, pass, reply};
+
+on_each_store! {
+    async fn e1_a_429_is_not_an_execution(store) {
+        let world = World::new(store).await;
+        world.upstream.next(reply(429).field("Retry-After", "7").body("slow down"));
+        let first = world.pay("k-1").await;
+        first.assert_executed(429);
+        assert_eq!((first.field("Retry-After"), first.text().as_str()), (Some("7"), "slow down"));
+        assert_eq!(first.field("Cache-Status"), Some("onceproxy; fwd=miss"));
+        world.pay("k-1").await.assert_executed(201);
+        world.pay("k-1").await.assert_replay(201);
+        assert_eq!(world.executions(), 2);
+    }
+
+    async fn e1_every_released_status_gives_the_key_back(store) {
+        let world = World::new(store).await;
+        for (n, status) in [401, 403, 407, 408, 409, 421, 425, 429, 503].into_iter().enumerate() {
+            let key = format!("k-{status}");
+            world.upstream.next(reply(status));
+            world.pay(&key).await.assert_executed(status);
+            world.pay(&key).await.assert_executed(201);
+            assert_eq!(world.executions(), 2 * (n + 1));
+        }
+    }
+
+    async fn e2_a_401_leaves_the_key_for_a_valid_token(store) {
+        let world = World::with(store, "scope = []").await;
+        world.upstream.next(reply(401));
+        let with = |token: &str| Request::pay().key("k-1").field("Authorization", token);
+        world.send(&with("Bearer stale")).await.assert_executed(401);
+        world.send(&with("Bearer fresh")).await.assert_executed(201);
+        world.send(&with("Bearer other")).await.assert_replay(201);
+        assert_eq!(world.executions(), 2);
+    }
+
+    async fn e3_a_429_may_be_listed_as_unknown(store) {
+        let world = World::with(store, "unknown = [\"429\"]").await;
+        world.upstream.next(reply(429).body("partly applied"));
+        let first = world.pay("k-1").await;
+        assert_eq!((first.status, first.text().as_str()), (429, "partly applied"));
+        let second = world.pay("k-1").await;
+        second.assert_unknown();
+        assert_eq!(second.json()["original_status"], 429);
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn e4_a_corrected_request_is_told_to_take_a_new_key(store) {
+        let world = World::new(store).await;
+        world.upstream.next(reply(400).body("amount missing"));
+        world.send(&Request::new("POST", "/pay").key("k-1").json("{}")).await.assert_executed(400);
+        let corrected = world.pay("k-1").await;
+        corrected.assert_problem(422, "key-reused");
+        let detail = corrected.json()["detail"].as_str().unwrap().to_lowercase();
+        assert!(detail.contains("new key"), "{detail}");
+        world.pay("k-2").await.assert_executed(201);
+    }
+
+    async fn e5_a_503_is_released_on_api_and_unknown_on_payment(store) {
+        let world = World::new(store).await;
+        world.upstream.next(reply(503));
+        world.pay("k-1").await.assert_executed(503);
+        world.pay("k-1").await.assert_executed(201);
+        assert_eq!(world.executions(), 2);
+
+        let world = World::with(store, "preset = \"payment\"").await;
+        world.upstream.next(reply(503));
+        let first = world.pay("k-1").await;
+        assert_eq!(first.status, 503, "{}", first.shown());
+        world.pay("k-1").await.assert_unknown();
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn e6_a_key_is_free_again_once_its_record_expired(store) {
+        let world = World::with(store, "retention = \"2s\"").await;
+        world.pay("k-1").await.assert_executed(201);
+        let replay = world.pay("k-1").await;
+        replay.assert_replay(201);
+        let again = eventually("the record to expire", async || {
+            let answer = world.pay("k-1").await;
+            (!answer.is_replay()).then_some(answer)
+        })
+        .await;
+        again.assert_executed(201);
+        assert_ne!(again.body, replay.body);
+        world.pay("k-1").await.assert_replay(201);
+        assert_eq!(world.executions(), 2);
+    }
+}
+
+on_lasting_stores! {
+    async fn e7_the_lease_ends_in_seconds_and_the_record_does_not(store) {
+        let mut world = World::with(store, "lease = \"1s\"\n retention = \"24h\"\n on_duplicate = \"reject\"").await;
+        world.pay("k-0").await.assert_executed(201);
+        world.upstream.next(Script::never());
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(2).await;
+        world.proxies[0].kill();
+        owner.hang_up().await;
+        world.restart().await;
+        let unknown = eventually("the lease to end", async || {
+            let answer = world.pay("k-1").await;
+            (answer.problem() == "outcome-unknown").then_some(answer)
+        })
+        .await;
+        let record = world.proxy().record(&unknown.record()).await.expect("the unknown record");
+        assert_eq!(record["expires_at"], json!(null), "an unknown record does not expire");
+        // Neither the completed nor the unknown record goes with the lease.
+        pass(Duration::from_secs(2)).await;
+        world.pay("k-0").await.assert_replay(201);
+        world.pay("k-1").await.assert_unknown();
+        assert_eq!(world.executions(), 2);
+    }
+}

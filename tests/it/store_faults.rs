@@ -1,0 +1,182 @@
+//! A store that is gone, hangs, or forgets: refused, never guessed.
+
+use std::time::Duration;
+
+use crate::support::{Answer, Gate, Request, World, eventually, ms, reply};
+
+fn assert_refused(answer: &Answer) {
+    answer.assert_problem(503, "store-unavailable");
+    assert_eq!((answer.retry().as_str(), answer.field("Stripe-Should-Retry")), ("same-key", Some("true")));
+    assert!(answer.field("Retry-After").is_some(), "{}", answer.shown());
+}
+
+on_shared_stores! {
+    async fn g1_without_its_store_a_keyed_request_is_refused(store) {
+        let mut world = World::build(store).store("timeout = \"500ms\"").start().await;
+        world.redis.as_mut().unwrap().kill();
+        for pending in [world.begin_pay("k-1"), world.begin_pay("k-1"), world.begin_pay("k-2")] {
+            assert_refused(&pending.answer().await);
+        }
+        assert_eq!(world.executions(), 0);
+        // What is not protected does not need the store.
+        assert_eq!(world.send(&Request::new("GET", "/pay")).await.status, 201);
+        eventually("/readyz to turn false", async || (world.proxy().readyz().await == Some(503)).then_some(())).await;
+        world.redis.as_mut().unwrap().restart().await;
+        let back = eventually("the store to be back", async || {
+            let answer = world.pay("k-1").await;
+            (answer.status != 503).then_some(answer)
+        })
+        .await;
+        back.assert_executed(201);
+        eventually("/readyz to turn true", async || (world.proxy().readyz().await == Some(200)).then_some(())).await;
+    }
+
+    async fn g1_a_route_may_forward_without_protection_and_says_so(store) {
+        let mut world =
+            World::build(store).store("timeout = \"500ms\"").route("on_store_error = \"forward\"").start().await;
+        world.redis.as_mut().unwrap().kill();
+        for n in 1..=2 {
+            let answer = world.pay("k-1").await;
+            answer.assert_executed(201);
+            assert_eq!(answer.field("Cache-Status"), Some("onceproxy; fwd=bypass; detail=store-error"));
+            assert_eq!(world.executions(), n);
+        }
+        let results = world.proxy().metric("onceproxy_requests_total", &[("result", "store_error")]).await;
+        let unprotected = world.proxy().metric("onceproxy_requests_total", &[("result", "unprotected")]).await;
+        assert_eq!(results + unprotected, 2.0);
+        assert!(world.proxy().metric("onceproxy_store_errors_total", &[]).await >= 1.0);
+    }
+
+    async fn g1_forwarded_duplicates_on_one_process_still_join(store) {
+        let mut world =
+            World::build(store).store("timeout = \"500ms\"").route("on_store_error = \"forward\"").start().await;
+        world.redis.as_mut().unwrap().kill();
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("one").behind(&gate));
+        let first = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        let second = world.begin_pay("k-1");
+        eventually("the duplicate to wait", async || {
+            (world.proxy().metric("onceproxy_waiting", &[]).await == 1.0).then_some(())
+        })
+        .await;
+        gate.open();
+        for answer in [first.answer().await, second.answer().await] {
+            assert_eq!((answer.status, answer.text().as_str()), (201, "one"), "{}", answer.shown());
+        }
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn g1_a_proxy_starts_without_its_store_and_refuses(store) {
+        let world = World::build(store).relayed().store("timeout = \"500ms\"").start().await;
+        world.relay().cut();
+        let mut world = world;
+        world.proxies[0].kill();
+        world.proxies[0].start_again().await;
+        assert_eq!(world.proxy().readyz().await, Some(503));
+        assert_refused(&world.pay("k-1").await);
+        world.relay().mend();
+        world.proxy().ready().await;
+        world.pay("k-1").await.assert_executed(201);
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn g2_a_store_that_hangs_costs_its_timeout_and_a_tenth_of_it(store) {
+        let timeout = Duration::from_secs(4);
+        let world = World::build(store).relayed().store("timeout = \"4s\"").start().await;
+        world.pay("warm-up").await.assert_executed(201);
+        world.relay().hang();
+        let start = std::time::Instant::now();
+        let answer = world.pay("k-1").await;
+        let took = start.elapsed();
+        assert_refused(&answer);
+        assert!(took <= timeout + timeout / 10, "{took:?}");
+        assert_eq!(world.executions(), 1);
+        world.relay().mend();
+        // The claim that hung may have been made: it is given back, since nothing was sent.
+        let back = eventually("the store to be back", async || {
+            let answer = world.pay("k-1").await;
+            (answer.status != 503).then_some(answer)
+        })
+        .await;
+        back.assert_executed(201);
+        assert_eq!(world.executions(), 2);
+    }
+
+    async fn g2_a_paused_redis_burns_no_key(store) {
+        let world = World::build(store).store("timeout = \"500ms\"").route("lease = \"1s\"").start().await;
+        world.pay("warm-up").await.assert_executed(201);
+        world.redis().pause();
+        assert_refused(&world.pay("k-1").await);
+        world.redis().resume();
+        // Redis now makes the claim that it was asked for; nobody uses it, so it must not end as unknown.
+        let back = eventually("the key to be free", async || {
+            let answer = world.pay("k-1").await;
+            (answer.status != 503).then_some(answer)
+        })
+        .await;
+        back.assert_executed(201);
+        assert_eq!(world.executions(), 2);
+    }
+
+    async fn g5_flushed_scripts_are_no_error(store) {
+        let world = World::build(store).proxies(2).start().await;
+        for n in 1..=3 {
+            let key = format!("k-{n}");
+            let gate = Gate::new();
+            world.upstream.next(reply(201).behind(&gate));
+            let owner = world.begin_pay(&key);
+            world.upstream.reached(n).await;
+            world.redis().command(&["SCRIPT", "FLUSH"]).await;
+            gate.open();
+            owner.answer().await.assert_executed(201);
+            world.redis().command(&["SCRIPT", "FLUSH"]).await;
+            Request::pay().key(&key).send(world.proxies[1].address).await.assert_replay(201);
+        }
+        assert_eq!(world.proxy().metric("onceproxy_store_errors_total", &[]).await, 0.0);
+        assert_eq!(world.executions(), 3);
+    }
+
+    async fn a_redis_that_evicts_keys_is_refused(store) {
+        let world = World::new(store).await;
+        world.redis().command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]).await;
+        let mut world = world;
+        world.proxies[0].kill();
+        world.proxies[0].start_again().await;
+        eventually("the policy to be seen", async || (world.proxy().readyz().await == Some(503)).then_some(())).await;
+        assert_refused(&world.pay("k-1").await);
+        assert_eq!(world.executions(), 0);
+        world.redis().command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
+        world.proxies[0].restart().await;
+        world.pay("k-1").await.assert_executed(201);
+    }
+
+    async fn a_full_redis_refuses_claims_and_takes_completions(store) {
+        let world = World::build(store).store("timeout = \"500ms\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("done").behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.redis().command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        assert_refused(&world.pay("k-2").await);
+        gate.open();
+        owner.answer().await.assert_executed(201);
+        let repeat = world.pay("k-1").await;
+        // Completed, with its body or without.
+        if repeat.status != 201 {
+            repeat.assert_problem(409, "response-not-retained");
+        }
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn a_relay_that_delays_everything_changes_nothing(store) {
+        let world = World::build(store).relayed().start().await;
+        world.relay().delay(ms(20));
+        for n in 0..5 {
+            let key = format!("k-{n}");
+            world.pay(&key).await.assert_executed(201);
+            world.pay(&key).await.assert_replay(201);
+        }
+        assert_eq!(world.executions(), 5);
+    }
+}

@@ -1,0 +1,223 @@
+//! One proxy: the real binary as a child process, found by what it logs, asked through its admin listener.
+
+use std::io::{BufRead, BufReader, Read};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::sync::{Arc, Mutex};
+
+use serde_json::{Value, json};
+
+use super::client::Answer;
+use super::eventually;
+
+/// A running proxy. Dropping it kills it, and shows its log when the test is failing.
+pub(crate) struct Proxy {
+    config: PathBuf,
+    child: Child,
+    log: Arc<Mutex<Vec<String>>>,
+    /// Where clients connect; another one after a restart.
+    pub(crate) address: SocketAddr,
+    admin: SocketAddr,
+}
+
+impl Proxy {
+    /// Starts `onceproxy serve --config …` and waits until both listeners are bound.
+    pub(crate) async fn start(config: &Path) -> Proxy {
+        let (mut child, log) = spawn(config);
+        let (address, admin) = eventually("both listeners", async || {
+            if let Some(status) = child.try_wait().unwrap() {
+                panic!("the proxy ended at start with {status}:\n{}", log.lock().unwrap().join("\n"));
+            }
+            let log = log.lock().unwrap();
+            Some((listening(&log, "proxy")?, listening(&log, "admin")?))
+        })
+        .await;
+        Proxy { config: config.to_owned(), child, log, address, admin }
+    }
+
+    /// Waits until it wants traffic.
+    pub(crate) async fn ready(&self) {
+        eventually("/readyz", async || (self.readyz().await == Some(200)).then_some(())).await;
+    }
+
+    /// The status of `/readyz`, `None` when nobody listens.
+    pub(crate) async fn readyz(&self) -> Option<u16> {
+        // Asked while the process ends, so a refused connection is an answer too.
+        let mut stream = super::wire::Wire::new(tokio::net::TcpStream::connect(self.admin).await.ok()?);
+        stream.write(b"GET /readyz HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\n\r\n").await.ok()?;
+        stream.head().await.ok()??.start.split(' ').nth(1)?.parse().ok()
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// SIGTERM.
+    pub(crate) fn terminate(&self) {
+        signal("TERM", self.child.id());
+    }
+
+    /// SIGSTOP: it keeps its sockets, and does nothing.
+    pub(crate) fn pause(&self) {
+        signal("STOP", self.child.id());
+    }
+
+    /// SIGCONT.
+    pub(crate) fn resume(&self) {
+        signal("CONT", self.child.id());
+    }
+
+    /// Waits for its end.
+    pub(crate) async fn ended(&mut self) -> ExitStatus {
+        let child = &mut self.child;
+        eventually("the proxy to end", async || child.try_wait().unwrap()).await
+    }
+
+    /// Kills it if it still runs, starts it again with the same settings file, and waits until it is ready.
+    pub(crate) async fn restart(&mut self) {
+        self.start_again().await;
+        self.ready().await;
+    }
+
+    /// The same without waiting until it is ready.
+    pub(crate) async fn start_again(&mut self) {
+        self.kill();
+        let next = Proxy::start(&self.config).await;
+        next.log.lock().unwrap().splice(0..0, self.log.lock().unwrap().drain(..));
+        *self = next;
+    }
+
+    /// What it logged.
+    pub(crate) fn log(&self) -> Vec<String> {
+        self.log.lock().unwrap().clone()
+    }
+
+    /// One call of the admin listener, as a tool on this host makes it.
+    pub(crate) async fn admin(&self, method: &str, target: &str, body: Option<Value>) -> Answer {
+        let host = self.admin.to_string();
+        let mut request = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n").into_bytes();
+        if let Some(body) = body {
+            let body = body.to_string();
+            let length = body.len();
+            let head = format!("Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
+            request.extend(head.as_bytes());
+        } else {
+            request.extend(b"Content-Type: application/json\r\n\r\n");
+        }
+        let mut connection = super::Connection::open(self.admin).await;
+        connection.write(&request).await;
+        connection.answer().await
+    }
+
+    /// The sum of a metric's samples that carry all these labels; 0 when there are none.
+    pub(crate) async fn metric(&self, name: &str, labels: &[(&str, &str)]) -> f64 {
+        let text = self.admin("GET", "/metrics", None).await.text();
+        let labels: Vec<String> = labels.iter().map(|(label, value)| format!("{label}=\"{value}\"")).collect();
+        let samples = text.lines().filter(|line| {
+            line.split(['{', ' ']).next() == Some(name) && labels.iter().all(|label| line.contains(label))
+        });
+        samples.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    }
+
+    /// The open records in this state (`claimed`, `unknown`), or all with an empty one.
+    pub(crate) async fn open_records(&self, state: &str) -> Vec<Value> {
+        let query = if state.is_empty() { String::new() } else { format!("?state={state}") };
+        let answer = self.admin("GET", &format!("/records{query}"), None).await;
+        assert_eq!(answer.status, 200, "{}", answer.shown());
+        answer.json()["records"].as_array().expect("a list of records").clone()
+    }
+
+    /// The one open record there is.
+    pub(crate) async fn only_open_record(&self) -> Value {
+        let mut records = self.open_records("").await;
+        assert_eq!(records.len(), 1, "{records:?}");
+        records.remove(0)
+    }
+
+    /// A record by its id, `None` when absent.
+    pub(crate) async fn record(&self, id: &str) -> Option<Value> {
+        let answer = self.admin("GET", &format!("/records/{id}"), None).await;
+        match answer.status {
+            200 => Some(answer.json()),
+            404 => None,
+            _ => panic!("{}", answer.shown()),
+        }
+    }
+
+    /// Waits until a record is in this state.
+    pub(crate) async fn record_in_state(&self, id: &str, state: &str) -> Value {
+        let what = format!("record {id} {state}");
+        eventually(&what, async || self.record(id).await.filter(|record| record["state"] == state)).await
+    }
+
+    /// Tells it what an operator found out.
+    pub(crate) async fn resolve(&self, record: &Value, finding: Value) -> Answer {
+        let mut body = finding;
+        body["token"] = record["token"].clone();
+        body["note"] = json!("looked it up");
+        let id = record["id"].as_str().unwrap();
+        self.admin("POST", &format!("/records/{id}/resolve"), Some(body)).await
+    }
+
+    /// Forgets a record.
+    pub(crate) async fn forget(&self, record: &Value) -> Answer {
+        let (id, token) = (record["id"].as_str().unwrap(), record["token"].as_str().unwrap());
+        self.admin("DELETE", &format!("/records/{id}?token={token}"), None).await
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        self.kill();
+        if std::thread::panicking() {
+            eprintln!("--- log of the proxy on {} ---\n{}\n---", self.address, self.log.lock().unwrap().join("\n"));
+        }
+    }
+}
+
+/// Sends a signal by process id. The shell's own `kill` is everywhere; the program of that name is not.
+pub(crate) fn signal(name: &str, pid: u32) {
+    let sent = Command::new("sh").args(["-c", "kill -$0 $1", name, &pid.to_string()]).status().unwrap();
+    assert!(sent.success(), "kill -{name} {pid}");
+}
+
+fn spawn(config: &Path) -> (Child, Arc<Mutex<Vec<String>>>) {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_onceproxy"));
+    // The settings are the file's alone, whatever the environment of the tests is.
+    for name in ["CONFIG", "LISTEN", "UPSTREAM", "STORE", "ADMIN_LISTEN", "ADMIN_TOKEN", "LOG"] {
+        command.env_remove(format!("ONCEPROXY_{name}"));
+    }
+    let mut child = command
+        .args(["serve", "--config"])
+        .arg(config)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let log = Arc::new(Mutex::new(Vec::new()));
+    keep(child.stdout.take().unwrap(), log.clone());
+    keep(child.stderr.take().unwrap(), log.clone());
+    (child, log)
+}
+
+// A thread, not a task: the log must be whole when the test's runtime is already gone.
+fn keep(stream: impl Read + Send + 'static, log: Arc<Mutex<Vec<String>>>) {
+    std::thread::spawn(move || {
+        for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            log.lock().unwrap().push(line);
+        }
+    });
+}
+
+fn listening(log: &[String], listener: &str) -> Option<SocketAddr> {
+    log.iter().find_map(|line| {
+        let line: Value = serde_json::from_str(line).ok()?;
+        let member = |name: &str| line[name].as_str().or(line["fields"][name].as_str());
+        let found = member("message") == Some("listening") && member("listener") == Some(listener);
+        found.then(|| member("address").and_then(|address| address.parse().ok())).flatten()
+    })
+}

@@ -1,0 +1,116 @@
+//! A real Redis of its own for one test: in a temporary folder, on a free port, ended by its process id.
+
+use std::net::{SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use super::eventually;
+use super::proxy::signal;
+
+/// The server. Dropping it ends it.
+pub(crate) struct RedisServer {
+    pub(crate) address: SocketAddr,
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl RedisServer {
+    /// Starts one and waits until it answers. Fails, never skips, where there is no `redis-server`.
+    pub(crate) async fn start() -> RedisServer {
+        for _ in 0..10 {
+            // Another process may take the port between this line and Redis: then Redis exits, and we try the next.
+            let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+            let folder = tempfile::tempdir().unwrap();
+            let child = spawn(address, folder.path());
+            let mut server = RedisServer { address, child, folder };
+            if server.came_up().await {
+                return server;
+            }
+        }
+        panic!("no free port for redis-server");
+    }
+
+    /// Ends it as a crash would; without persistence its data are gone.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Starts it again, empty, on the same port.
+    pub(crate) async fn restart(&mut self) {
+        self.kill();
+        self.child = spawn(self.address, self.folder.path());
+        assert!(self.came_up().await, "redis-server did not come back on {}", self.address);
+    }
+
+    /// It goes on holding its connections, and answers nothing.
+    pub(crate) fn pause(&self) {
+        signal("STOP", self.child.id());
+    }
+
+    /// It goes on.
+    pub(crate) fn resume(&self) {
+        signal("CONT", self.child.id());
+    }
+
+    /// Sends one command and returns the raw reply.
+    pub(crate) async fn command(&self, words: &[&str]) -> Vec<u8> {
+        command(self.address, words).await.expect("a reply of redis-server")
+    }
+
+    /// Every key and value that it holds, as raw bytes in a row.
+    pub(crate) async fn dump(&self) -> Vec<u8> {
+        let script = "local all = {} for _, k in ipairs(redis.call('KEYS', '*')) do all[#all + 1] = k \
+                      if redis.call('TYPE', k).ok == 'string' then all[#all + 1] = redis.call('GET', k) end \
+                      if redis.call('TYPE', k).ok == 'hash' then \
+                      for _, v in ipairs(redis.call('HGETALL', k)) do all[#all + 1] = v end end end return all";
+        self.command(&["EVAL", script, "0"]).await
+    }
+
+    async fn came_up(&mut self) -> bool {
+        let address = self.address;
+        let child = &mut self.child;
+        eventually("redis-server to answer", async || {
+            if child.try_wait().unwrap().is_some() {
+                return Some(false);
+            }
+            command(address, &["PING"]).await.is_some_and(|reply| reply == b"+PONG\r\n").then_some(true)
+        })
+        .await
+    }
+}
+
+impl Drop for RedisServer {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+fn spawn(address: SocketAddr, folder: &std::path::Path) -> Child {
+    Command::new("redis-server")
+        .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", "", "--appendonly", "no"])
+        .arg("--dir")
+        .arg(folder)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap_or_else(|e| {
+            panic!("these tests need a redis-server (7.0 or later) in the PATH; `make test` says how: {e}")
+        })
+}
+
+async fn command(address: SocketAddr, words: &[&str]) -> Option<Vec<u8>> {
+    let mut stream = TcpStream::connect(address).await.ok()?;
+    let mut bytes = format!("*{}\r\n", words.len()).into_bytes();
+    for word in words {
+        bytes.extend(format!("${}\r\n{word}\r\n", word.len()).as_bytes());
+    }
+    // A QUIT behind the command ends the connection, and so the reply.
+    bytes.extend(b"*1\r\n$4\r\nQUIT\r\n");
+    stream.write_all(&bytes).await.ok()?;
+    let mut reply = Vec::new();
+    stream.read_to_end(&mut reply).await.ok()?;
+    reply.strip_suffix(b"+OK\r\n").map(<[u8]>::to_vec)
+}

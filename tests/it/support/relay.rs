@@ -1,0 +1,150 @@
+//! A TCP relay in front of Redis that can be slow, lose a reply, break off, or hang.
+
+use std::net::SocketAddr;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use super::wire::contains;
+
+/// What becomes of one reply.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Loss {
+    /// It is swallowed and the connection broken off.
+    Cut,
+    /// It is swallowed, and so is all that follows on that connection.
+    Silence,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    Pass,
+    Hang,
+    Refuse,
+}
+
+struct State {
+    delay: Duration,
+    lose_next: Option<(Vec<u8>, Loss)>,
+    lost: usize,
+}
+
+/// The relay. Dropping it closes everything.
+pub(crate) struct Relay {
+    pub(crate) address: SocketAddr,
+    mode: watch::Sender<Mode>,
+    state: Arc<Mutex<State>>,
+    task: tokio::task::JoinHandle<()>,
+}
+
+impl Relay {
+    /// Relays to `target`.
+    pub(crate) async fn start(target: SocketAddr) -> Relay {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = Arc::new(Mutex::new(State { delay: Duration::ZERO, lose_next: None, lost: 0 }));
+        let mode = watch::Sender::new(Mode::Pass);
+        let task = tokio::spawn(accept(listener, target, mode.clone(), state.clone()));
+        Relay { address, mode, state, task }
+    }
+
+    /// Holds each reply back this long.
+    pub(crate) fn delay(&self, delay: Duration) {
+        self.state.lock().unwrap().delay = delay;
+    }
+
+    /// Loses the reply to the next command that contains `marker`.
+    pub(crate) fn lose_reply_to(&self, marker: &str, loss: Loss) {
+        self.state.lock().unwrap().lose_next = Some((marker.as_bytes().to_vec(), loss));
+    }
+
+    /// How many replies were lost.
+    pub(crate) fn lost(&self) -> usize {
+        self.state.lock().unwrap().lost
+    }
+
+    /// Takes connections and commands, and passes nothing on.
+    pub(crate) fn hang(&self) {
+        self.mode.send_replace(Mode::Hang);
+    }
+
+    /// Breaks every connection off, and new ones at once.
+    pub(crate) fn cut(&self) {
+        self.mode.send_replace(Mode::Refuse);
+    }
+
+    /// Passes everything again.
+    pub(crate) fn mend(&self) {
+        self.mode.send_replace(Mode::Pass);
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Sender<Mode>, state: Arc<Mutex<State>>) {
+    let mut connections = tokio::task::JoinSet::new();
+    while let Ok((client, _)) = listener.accept().await {
+        let (mode, state) = (mode.subscribe(), state.clone());
+        connections.spawn(async move {
+            let mut refused = mode.clone();
+            tokio::select! {
+                _ = refused.wait_for(|mode| *mode == Mode::Refuse) => {}
+                () = relay(client, target, mode, &state) => {}
+            }
+        });
+        while connections.try_join_next().is_some() {}
+    }
+}
+
+async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Receiver<Mode>, state: &Mutex<State>) {
+    if mode.wait_for(|mode| *mode == Mode::Pass).await.is_err() {
+        return;
+    }
+    let Ok(mut server) = TcpStream::connect(target).await else { return };
+    let _ = client.set_nodelay(true);
+    let _ = server.set_nodelay(true);
+    let (mut commands, mut replies) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+    let mut losing = None;
+    loop {
+        // Both directions in one loop, so that a marked command and its reply are seen in order.
+        let read = tokio::select! {
+            n = client.read(&mut commands) => (true, n),
+            n = server.read(&mut replies) => (false, n),
+        };
+        let (from_client, Ok(n @ 1..)) = read else { return };
+        if mode.wait_for(|mode| *mode == Mode::Pass).await.is_err() {
+            return;
+        }
+        if from_client {
+            losing = losing.or_else(|| loss_of_reply_to(&commands[..n], state));
+            if server.write_all(&commands[..n]).await.is_err() {
+                return;
+            }
+            continue;
+        }
+        if let Some(loss) = losing {
+            state.lock().unwrap().lost += 1;
+            match loss {
+                Loss::Cut => return,
+                Loss::Silence => std::future::pending().await,
+            }
+        }
+        let delay = state.lock().unwrap().delay;
+        tokio::time::sleep(delay).await;
+        if client.write_all(&replies[..n]).await.is_err() {
+            return;
+        }
+    }
+}
+
+fn loss_of_reply_to(command: &[u8], state: &Mutex<State>) -> Option<Loss> {
+    let mut state = state.lock().unwrap();
+    state.lose_next.take_if(|(marker, _)| contains(command, marker)).map(|(_, loss)| loss)
+}

@@ -1,0 +1,50 @@
+//! A certificate authority of the test's own.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rustls::ServerConfig;
+use rustls::crypto::ring;
+use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use tokio_rustls::TlsAcceptor;
+
+/// An authority and the file that its certificate stands in.
+pub(crate) struct Authority {
+    issuer: Issuer<'static, KeyPair>,
+    file: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Authority {
+    /// Makes one that nobody trusts yet.
+    pub(crate) fn new() -> Authority {
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+        let key = KeyPair::generate().unwrap();
+        let certificate = params.self_signed(&key).unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("ca.pem");
+        std::fs::write(&file, certificate.pem()).unwrap();
+        Authority { issuer: Issuer::new(params, key), file, _folder: folder }
+    }
+
+    /// Its certificate, in PEM.
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    /// A server's side of TLS under this name or address.
+    pub(crate) fn certificate_for(&self, name: &str) -> TlsAcceptor {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
+        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+            .with_safe_default_protocol_versions()
+            .unwrap()
+            .with_no_client_auth()
+            .with_single_cert(vec![certificate.der().clone()], key)
+            .unwrap();
+        TlsAcceptor::from(Arc::new(config))
+    }
+}

@@ -1,0 +1,274 @@
+//! A world in three lines: an upstream, a store, one proxy or more, and the caller of the cases.
+//!
+//! The settings are those of the cases unless a scenario says otherwise: preset `api`, lease 2 s, retention 60 s.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+use super::client::{Answer, Pending, Request};
+use super::proxy::Proxy;
+use super::redis::RedisServer;
+use super::relay::Relay;
+use super::upstream::Upstream;
+
+/// Which store a scenario runs on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Store {
+    Memory,
+    Disk,
+    Redis,
+}
+
+impl Store {
+    pub(crate) fn memory() -> Store {
+        Store::Memory
+    }
+
+    pub(crate) fn disk() -> Store {
+        Store::Disk
+    }
+
+    pub(crate) fn redis() -> Store {
+        Store::Redis
+    }
+}
+
+/// Settings as `key = value` lines, in which a later line replaces an earlier one of the same key.
+#[derive(Clone, Debug, Default)]
+struct Lines(Vec<(String, String)>);
+
+impl Lines {
+    fn set(&mut self, lines: &str) {
+        for line in lines.lines().filter(|line| !line.trim().is_empty()) {
+            let (key, value) = line.split_once('=').unwrap_or_else(|| panic!("not a setting: {line}"));
+            let (key, value) = (key.trim().to_owned(), value.trim().to_owned());
+            match self.0.iter_mut().find(|(known, _)| *known == key) {
+                Some(known) => known.1 = value,
+                None => self.0.push((key, value)),
+            }
+        }
+    }
+
+    fn text(&self) -> String {
+        self.0.iter().map(|(key, value)| format!("{key} = {value}\n")).collect()
+    }
+}
+
+/// What a world will be like.
+pub(crate) struct Builder {
+    store: Store,
+    top: Lines,
+    store_lines: Lines,
+    route: Lines,
+    more: String,
+    proxies: usize,
+    relayed: bool,
+    upstream_closed: bool,
+}
+
+impl Builder {
+    /// Settings of the route `pay`, one a line.
+    pub(crate) fn route(mut self, lines: &str) -> Builder {
+        self.route.set(lines);
+        self
+    }
+
+    /// Settings of `[store]`.
+    pub(crate) fn store(mut self, lines: &str) -> Builder {
+        self.store_lines.set(lines);
+        self
+    }
+
+    /// Settings above the sections.
+    pub(crate) fn top(mut self, lines: &str) -> Builder {
+        self.top.set(lines);
+        self
+    }
+
+    /// Further sections. In all settings `UPSTREAM` stands for the upstream's URL, `AUTHORITY` for its `host:port`.
+    pub(crate) fn more(mut self, toml: &str) -> Builder {
+        self.more.push_str(toml);
+        self
+    }
+
+    /// How many proxies share the store.
+    pub(crate) fn proxies(mut self, count: usize) -> Builder {
+        self.proxies = count;
+        self
+    }
+
+    /// With a relay between the proxies and Redis.
+    pub(crate) fn relayed(mut self) -> Builder {
+        self.relayed = true;
+        self
+    }
+
+    /// With an upstream that refuses connections until it is opened.
+    pub(crate) fn upstream_closed(mut self) -> Builder {
+        self.upstream_closed = true;
+        self
+    }
+
+    /// Builds it.
+    pub(crate) async fn start(self) -> World {
+        let folder = tempfile::tempdir().unwrap();
+        let upstream = if self.upstream_closed { Upstream::closed() } else { Upstream::start() };
+        let redis = if self.store == Store::Redis { Some(RedisServer::start().await) } else { None };
+        let relay = match &redis {
+            Some(redis) if self.relayed => Some(Relay::start(redis.address).await),
+            _ => None,
+        };
+        let url = match self.store {
+            Store::Memory => "memory:".to_owned(),
+            Store::Disk => format!("disk:{}", folder.path().join("data").display()),
+            Store::Redis => {
+                let address = relay.as_ref().map(|r| r.address).or(redis.as_ref().map(|r| r.address)).unwrap();
+                format!("redis://{address}")
+            }
+        };
+        let mut world = World {
+            proxies: Vec::new(),
+            relay,
+            redis,
+            upstream,
+            config: folder.path().join("onceproxy.toml"),
+            folder,
+            settings: self,
+        };
+        world.settings.store_lines.set(&format!("url = \"{url}\""));
+        world.write_settings();
+        for _ in 0..world.settings.proxies {
+            world.proxies.push(Proxy::start(&world.config).await);
+        }
+        for proxy in &world.proxies {
+            proxy.ready().await;
+        }
+        world
+    }
+}
+
+/// Everything a scenario needs. Fields are dropped in this order: who uses a thing goes before the thing.
+pub(crate) struct World {
+    pub(crate) proxies: Vec<Proxy>,
+    pub(crate) relay: Option<Relay>,
+    pub(crate) redis: Option<RedisServer>,
+    pub(crate) upstream: Upstream,
+    config: PathBuf,
+    folder: tempfile::TempDir,
+    settings: Builder,
+}
+
+impl World {
+    /// The world of the cases on this store.
+    pub(crate) async fn new(store: Store) -> World {
+        World::build(store).start().await
+    }
+
+    /// The same with these settings of the route.
+    pub(crate) async fn with(store: Store, route: &str) -> World {
+        World::build(store).route(route).start().await
+    }
+
+    /// The same, to be changed before it starts.
+    pub(crate) fn build(store: Store) -> Builder {
+        let builder = Builder {
+            store,
+            top: Lines::default(),
+            store_lines: Lines::default(),
+            route: Lines::default(),
+            more: String::new(),
+            proxies: 1,
+            relayed: false,
+            upstream_closed: false,
+        };
+        builder
+            .top("listen = \"127.0.0.1:0\"\n drain_timeout = \"10s\"")
+            // Far longer than a healthy store takes, so that a loaded machine is not mistaken for a broken store.
+            .store("timeout = \"5s\"")
+            .route("name = \"pay\"\n path = \"/\"\n upstream = \"UPSTREAM\"\n preset = \"api\"")
+            .route("lease = \"2s\"\n retention = \"60s\"")
+    }
+
+    /// The first proxy.
+    pub(crate) fn proxy(&self) -> &Proxy {
+        &self.proxies[0]
+    }
+
+    /// Where clients connect to the first proxy.
+    pub(crate) fn address(&self) -> SocketAddr {
+        self.proxy().address
+    }
+
+    /// The request of the cases with this key, answered.
+    pub(crate) async fn pay(&self, key: &str) -> Answer {
+        self.send(&Request::pay().key(key)).await
+    }
+
+    /// The same, under way.
+    pub(crate) fn begin_pay(&self, key: &str) -> Pending {
+        Request::pay().key(key).begin(self.address())
+    }
+
+    /// Any request to the first proxy.
+    pub(crate) async fn send(&self, request: &Request) -> Answer {
+        request.send(self.address()).await
+    }
+
+    /// How many requests the upstream executed.
+    pub(crate) fn executions(&self) -> usize {
+        self.upstream.executions()
+    }
+
+    /// The Redis of this world.
+    pub(crate) fn redis(&self) -> &RedisServer {
+        self.redis.as_ref().expect("a world on Redis")
+    }
+
+    /// The relay before Redis.
+    pub(crate) fn relay(&self) -> &Relay {
+        self.relay.as_ref().expect("a relayed world")
+    }
+
+    /// Changes the route's settings; they count from the next restart.
+    pub(crate) fn change_route(&mut self, lines: &str) {
+        self.settings.route.set(lines);
+        self.write_settings();
+    }
+
+    /// Kills the first proxy if it runs and starts it on the same store.
+    pub(crate) async fn restart(&mut self) {
+        self.proxies[0].restart().await;
+    }
+
+    /// Every byte that the store keeps outside of the proxy.
+    pub(crate) async fn stored_bytes(&self) -> Vec<u8> {
+        match self.settings.store {
+            Store::Memory => Vec::new(),
+            Store::Redis => self.redis().dump().await,
+            Store::Disk => {
+                let mut all = Vec::new();
+                for entry in std::fs::read_dir(self.folder.path().join("data")).unwrap() {
+                    let path = entry.unwrap().path();
+                    if path.is_file() {
+                        all.extend(std::fs::read(path).unwrap());
+                    }
+                }
+                all
+            }
+        }
+    }
+
+    fn write_settings(&self) {
+        let settings = &self.settings;
+        let text = format!(
+            "{}\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n[store]\n{}\n[[route]]\n{}\n{}",
+            settings.top.text(),
+            settings.store_lines.text(),
+            settings.route.text(),
+            settings.more
+        );
+        let authority = self.upstream.address.to_string();
+        let text = text.replace("UPSTREAM", "http://AUTHORITY").replace("AUTHORITY", &authority);
+        std::fs::write(&self.config, text).unwrap();
+    }
+}
