@@ -124,6 +124,10 @@ on_each_store! {
         world.upstream.next(Script(vec![bytes(head), bytes("9\r\ndata: 1\n\n\r\n"), Step::Close]));
         let first = world.pay("k-1").await;
         assert_eq!((first.status, first.complete), (200, false), "{}", first.shown());
+        // A repeat that comes before the doubt is written joins the attempt and is told the same: nobody can tell.
+        let repeat = world.pay("k-1").await;
+        assert_eq!((repeat.problem().as_str(), repeat.retry().as_str()), ("outcome-unknown", "operator"));
+        eventually("the doubt", async || (world.proxy().open_records("claimed").await.is_empty()).then_some(())).await;
         world.pay("k-1").await.assert_unknown();
         assert_eq!(world.executions(), 1);
     }
