@@ -1,6 +1,6 @@
 //! The settings, checked: what the rest of the program reads. Nothing here is a string that still has to be parsed.
 //!
-//! Settings come in four layers, later ones winning: built-in, file, environment, flags. [`load`] puts them together and
+//! Settings come in four layers, later ones winning: built-in, file, environment, flags. [`load()`] puts them together and
 //! reports every mistake at once. One struct a section; each field says what it means, its unit and its default.
 
 use std::net::SocketAddr;

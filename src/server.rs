@@ -37,13 +37,13 @@ mod wire;
 mod tests;
 
 pub use self::core::{Core, Inbox, core};
-pub use answer::Answer;
-pub use fault::HeadFault;
 pub use listener::{BindError, Listener, accept, bind};
 
 use self::core::Accepted;
+use answer::Answer;
 use drain::Drain;
-use exchange::Exchange;
+use exchange::{Exchange, Turn};
+use fault::HeadFault;
 use wire::Wire;
 
 /// The two ends of the connection that a request came by.
@@ -130,51 +130,56 @@ fn spawn<S, F, B>(
         }
     };
     let peer = Peer { remote, local };
-    let exchange = Arc::new(Exchange::default());
-    let wire = Wire::new(stream, limits, exchange.clone(), drain.clone());
-    let (told, busy) = (drain.clone(), exchange.clone());
-    let drain = drain.clone();
+    let exchange = Arc::new(Exchange::new(drain.clone()));
+    let wire = Wire::new(stream, limits, exchange.clone());
+    let shared = exchange.clone();
     let answering = service_fn(move |request| {
         let turn = exchange.begin();
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
         let called = verdict.map(|()| service(request, peer));
-        let (drain, exchange) = (drain.clone(), exchange.clone());
-        async move {
-            let mut response = match called {
-                Ok(running) => running.await.map(|body| Answer::of(body, turn)),
-                Err(fault) => {
-                    tracing::debug!(remote = %peer.remote, %fault, "a request was refused by its head");
-                    Answer::refusal(fault, turn)
-                }
-            };
-            if exchange.is_receiving() {
-                // Lets hyper see first whether the service has dropped the body. If so, the connection cannot be used
-                // again, and the answer should say it: clients stop sending then.
-                tokio::task::yield_now().await;
-            }
-            if drain.has_begun() {
-                answer::close(&mut response);
-            }
-            Ok::<_, Infallible>(response)
-        }
+        answer(called, turn, peer)
     });
     let connection = http.serve_connection(TokioIo::new(wire), answering);
     spawn_counted(tasks, async move {
         // Held until the connection is closed: its place under the limit, and its counts.
         let _seat = seat;
-        if let Err(error) = drive(connection, &told, &busy).await {
+        if let Err(error) = drive(connection, &shared).await {
             tracing::debug!(%remote, %error, "a connection ended early");
         }
     });
 }
 
+/// Waits for the service's answer, or refuses the request.
+async fn answer<F, B>(called: Result<F, HeadFault>, turn: Turn, peer: Peer) -> Result<Response<Answer<B>>, Infallible>
+where
+    F: Future<Output = Response<B>>,
+{
+    let answered = match called {
+        Ok(running) => Ok(running.await),
+        Err(fault) => {
+            tracing::debug!(remote = %peer.remote, %fault, "a request was refused by its head");
+            Err(fault)
+        }
+    };
+    if turn.exchange().is_receiving() {
+        // Lets hyper see first whether the service has dropped the body. If so, the connection cannot be used again,
+        // and the answer should say it: clients stop sending then.
+        tokio::task::yield_now().await;
+    }
+    let drains = turn.exchange().drain().has_begun();
+    let mut response = match answered {
+        Ok(response) => response.map(|body| Answer::of(body, turn)),
+        Err(fault) => Answer::refusal(fault, turn),
+    };
+    if drains {
+        answer::close(&mut response);
+    }
+    Ok(response)
+}
+
 /// Runs a connection to its end, and has it end with the request that is being answered when draining begins. A
 /// connection that is between two requests then is closed by its [`Wire`].
-async fn drive<S, B>(
-    connection: http1::Connection<TokioIo<Wire>, S>,
-    drain: &Arc<Drain>,
-    exchange: &Exchange,
-) -> hyper::Result<()>
+async fn drive<S, B>(connection: http1::Connection<TokioIo<Wire>, S>, exchange: &Exchange) -> hyper::Result<()>
 where
     S: HttpService<Incoming, ResBody = B>,
     S::Error: Into<BoxError>,
@@ -182,6 +187,7 @@ where
     B::Error: Into<BoxError>,
 {
     let mut connection = pin!(connection);
+    let drain = exchange.drain();
     let mut wake = None;
     let mut told = false;
     poll_fn(|cx| {

@@ -189,8 +189,7 @@ fn check_field((name, value): &(String, String)) -> Result<(HeaderName, HeaderVa
     if CONNECTION_FIELDS.contains(&parsed.as_str()) {
         return Err(format!("The header {parsed} is not recorded: a replay makes its own. Leave it out."));
     }
-    let value = HeaderValue::from_str(value.trim_matches([' ', '\t']))
-        .or_else(|_| HeaderValue::from_bytes(value.trim_matches([' ', '\t']).as_bytes()))
+    let value = HeaderValue::from_bytes(value.trim_matches([' ', '\t']).as_bytes())
         .map_err(|_| format!("The value of the header {parsed} has a character that no header value may have."))?;
     Ok((parsed, value))
 }

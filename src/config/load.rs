@@ -45,7 +45,7 @@ const VARIABLES: [&str; 7] = [
 #[derive(Clone, Default)]
 pub struct Environment {
     values: BTreeMap<&'static str, String>,
-    not_text: BTreeSet<&'static str>,
+    pub(super) not_text: BTreeSet<&'static str>,
 }
 
 impl Environment {
@@ -76,7 +76,7 @@ impl Environment {
         self
     }
 
-    pub(super) fn get(&self, name: &str) -> Option<&str> {
+    fn get(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
     }
 }
@@ -141,8 +141,8 @@ pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mi
     }
     let path = sources.file.clone().or_else(|| sources.environment.get("ONCEPROXY_CONFIG").map(PathBuf::from));
     let path = if sources.text.is_some() { None } else { path };
-    let read = path.as_deref().map(|path| read_file(path, sources.file.is_some(), report));
-    let text = sources.text.clone().or(read.clone().flatten());
+    let read = || path.as_deref().and_then(|path| read_file(path, sources.file.is_some(), report));
+    let text = sources.text.clone().or_else(read);
     let from_file = sources.text.is_some() || path.is_some();
     let file =
         File { path: path.as_deref().map(Arc::from), text: text.as_deref().unwrap_or(""), empty: DeTable::new() };
@@ -265,8 +265,9 @@ fn routes(root: &mut Section<'_>, outer: &Outer<'_>, from: &RoutesFrom, around: 
     }
     match (upstream, from) {
         (Some(upstream), _) => {
-            let placed = one_route(root.absent("route.default", "route"), Some(&upstream), around);
-            return vec![Arc::new(placed.route)];
+            let mut section = root.absent("route.default", "route");
+            section.head = outer.given().unwrap_or(Origin::BuiltIn);
+            return vec![Arc::new(one_route(section, Some(&upstream), around).route)];
         }
         _ if outer.given().is_some() || root.has("route") => {}
         (None, RoutesFrom::Nowhere) => {}

@@ -14,7 +14,7 @@ use super::fault::HeadFault;
 
 /// The body that hyper writes.
 #[derive(Debug)]
-pub struct Answer<B> {
+pub(super) struct Answer<B> {
     content: Content<B>,
     /// Ends when hyper drops the body, which it does with its last frame.
     _turn: Turn,

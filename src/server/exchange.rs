@@ -6,11 +6,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::drain::Drain;
 use super::fault::HeadFault;
 
 /// The state of one connection.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Exchange {
+    drain: Arc<Drain>,
     /// From the service's call until its body was handed over or dropped.
     answering: AtomicBool,
     /// Requests given to the service. hyper gives them in the order of their heads.
@@ -24,6 +26,22 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
+    pub(super) fn new(drain: Arc<Drain>) -> Exchange {
+        Exchange {
+            drain,
+            answering: AtomicBool::default(),
+            stalled: AtomicBool::default(),
+            receiving: AtomicBool::default(),
+            requests: AtomicU64::default(),
+            fault: OnceLock::new(),
+        }
+    }
+
+    /// The stop of this core.
+    pub(super) fn drain(&self) -> &Arc<Drain> {
+        &self.drain
+    }
+
     /// Whether a request is being answered.
     pub(super) fn is_answering(&self) -> bool {
         self.answering.load(Ordering::Relaxed)
@@ -74,6 +92,13 @@ impl Exchange {
 /// The time in which one request is being answered.
 #[derive(Debug)]
 pub(super) struct Turn(Arc<Exchange>);
+
+impl Turn {
+    /// The connection's state.
+    pub(super) fn exchange(&self) -> &Exchange {
+        &self.0
+    }
+}
 
 impl Drop for Turn {
     fn drop(&mut self) {

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 /// Why a request was refused by its head, with 400, before the service saw it. Its text is what the client gets.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
-pub enum HeadFault {
+pub(super) enum HeadFault {
     /// RFC 9112, section 6.1: a way to smuggle requests.
     #[error("the request has both Content-Length and Transfer-Encoding")]
     BothFramings,

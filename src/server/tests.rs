@@ -22,7 +22,7 @@ mod dealing;
 mod framing;
 mod stopping;
 
-/// How much `/big` answers with: more than sockets and buffers hold.
+/// How much `/big` and `/long` answer with: more than sockets and buffers hold.
 const BIG: usize = 64 * 1024 * 1024;
 
 type TestBody = UnsyncBoxBody<Bytes, Infallible>;
@@ -112,6 +112,7 @@ async fn respond(script: Arc<Script>, core: usize, request: Request<Incoming>) -
         "/panic" => panic!("on purpose"),
         "/core" => return text(StatusCode::OK, &core.to_string()),
         "/stream" => return stream(script),
+        "/long" => return long(),
         "/big" => return text(StatusCode::OK, &"x".repeat(BIG)),
         _ => {}
     }
@@ -131,21 +132,31 @@ fn text(status: StatusCode, text: &str) -> Response<TestBody> {
 fn stream(script: Arc<Script>) -> Response<TestBody> {
     let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
     tokio::spawn(async move {
-        sender.send("first ").unwrap();
+        sender.send(Bytes::from("first ")).unwrap();
         script.go.given().await;
-        sender.send("second").unwrap();
+        sender.send(Bytes::from("second")).unwrap();
     });
     Response::new(Frames(receiver).boxed_unsync())
 }
 
-struct Frames(tokio::sync::mpsc::UnboundedReceiver<&'static str>);
+/// Sends as much as `/big`, but in many frames, so that the service is not done with it early.
+fn long() -> Response<TestBody> {
+    let (sender, receiver) = tokio::sync::mpsc::unbounded_channel();
+    let part = Bytes::from("x".repeat(BIG / 64));
+    for _ in 0..64 {
+        sender.send(part.clone()).unwrap();
+    }
+    Response::new(Frames(receiver).boxed_unsync())
+}
+
+struct Frames(tokio::sync::mpsc::UnboundedReceiver<Bytes>);
 
 impl Body for Frames {
     type Data = Bytes;
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.0.poll_recv(cx).map(|part| part.map(|part| Ok(Frame::data(Bytes::from(part)))))
+        self.0.poll_recv(cx).map(|part| part.map(|part| Ok(Frame::data(part))))
     }
 }
 

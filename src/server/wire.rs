@@ -18,7 +18,6 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::config::Limits;
 
-use super::drain::Drain;
 use super::exchange::Exchange;
 use super::framing::{Broken, Follower};
 
@@ -37,7 +36,6 @@ pub(super) struct Wire {
     stream: TcpStream,
     follower: Follower,
     exchange: Arc<Exchange>,
-    drain: Arc<Drain>,
     header_timeout: Duration,
     idle_timeout: Duration,
     /// When the present wait began: accepted, a head begun, a byte of an answer taken.
@@ -50,13 +48,12 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(stream: TcpStream, limits: &Limits, exchange: Arc<Exchange>, drain: Arc<Drain>) -> Wire {
+    pub(super) fn new(stream: TcpStream, limits: &Limits, exchange: Arc<Exchange>) -> Wire {
         let now = Instant::now();
         Wire {
             stream,
             follower: Follower::default(),
             exchange,
-            drain,
             header_timeout: limits.header_timeout,
             idle_timeout: limits.idle_timeout,
             since: now,
@@ -102,7 +99,7 @@ impl Wire {
             return Some(self.since + self.idle_timeout);
         }
         let is_first = self.follower.heads() == 0;
-        let patience = match (self.follower.is_between(), self.drain.has_begun()) {
+        let patience = match (self.follower.is_between(), self.exchange.drain().has_begun()) {
             (false, _) => self.header_timeout,
             (true, true) if is_first => FIRST_REQUEST.min(self.header_timeout),
             (true, true) => Duration::ZERO,
@@ -117,6 +114,9 @@ impl Wire {
         if let Some(deadline) = deadline
             && deadline < self.alarm.deadline()
         {
+            if deadline <= Instant::now() {
+                return Poll::Ready(());
+            }
             self.alarm.as_mut().reset(deadline);
         }
         while self.alarm.as_mut().poll(cx).is_ready() {

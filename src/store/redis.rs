@@ -26,6 +26,8 @@ use crate::record::{
 };
 
 mod ask;
+#[cfg(test)]
+mod differential;
 mod health;
 mod keys;
 mod link;
@@ -109,11 +111,11 @@ impl RedisStore {
         Call::new(script, self.shared.keys.with_token(&claim.id, claim.token))
             .arg(member.as_bytes())
             .arg(claim.token.as_bytes())
-            .text_bytes([&claim.fingerprint.policy[..], &claim.fingerprint.digest].concat())
-            .text(u8::from(claim.quoted))
-            .text(millis(claim.lease))
-            .text(millis(claim.abandon_after))
-            .text(claim.unknown_retention.map_or(0, millis))
+            .made([&claim.fingerprint.policy[..], &claim.fingerprint.digest].concat())
+            .number(u8::from(claim.quoted))
+            .number(millis(claim.lease))
+            .number(millis(claim.abandon_after))
+            .number(claim.unknown_retention.map_or(0, millis))
     }
 
     async fn ask(&self, link: &Link, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
@@ -127,8 +129,8 @@ impl RedisStore {
         for _ in 0..VANISHED_AT_MOST {
             let call = self
                 .attempt(&self.shared.scripts.claim, claim, &member)
-                .text(u8::from(claim.on_unknown == OnUnknown::Resend))
-                .text(INLINE_BODY);
+                .number(u8::from(claim.on_unknown == OnUnknown::Resend))
+                .number(INLINE_BODY as u64);
             match Claimed::read(self.ask(&self.claims, call, limits).await?)? {
                 Claimed::Decided { reply, lapsed } => {
                     self.count_stale(&claim.id, lapsed);
@@ -151,8 +153,8 @@ impl RedisStore {
             let call = Call::new(&self.shared.scripts.look, self.shared.keys.of(id))
                 .arg(member.as_bytes())
                 .arg(b"")
-                .text_bytes([&fingerprint.policy[..], &fingerprint.digest].concat())
-                .text(INLINE_BODY);
+                .made([&fingerprint.policy[..], &fingerprint.digest].concat())
+                .number(INLINE_BODY as u64);
             match Looked::read(self.ask(&self.claims, call, limits).await?)? {
                 Looked::Decided { reply, lapsed } => {
                     self.count_stale(id, lapsed);
@@ -205,8 +207,8 @@ impl RedisStore {
         let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
         for _ in 0..VANISHED_AT_MOST {
             let call = |script, body| {
-                with_response(self.attempt(script, claim, &member).text(millis(retention)), Some(response), body)
-                    .text(INLINE_BODY)
+                with_response(self.attempt(script, claim, &member).number(millis(retention)), Some(response), body)
+                    .number(INLINE_BODY as u64)
             };
             let answer = self.write(scripts, response.body(), limits, call).await?;
             match Recorded::read(answer)? {
@@ -256,7 +258,7 @@ impl RedisStore {
         let member = claim.id.to_string();
         let scripts = [&self.shared.scripts.doubt_if_room, &self.shared.scripts.doubt];
         let call = |script, body| {
-            let call = self.attempt(script, claim, &member).text(codec::reason_code(reason));
+            let call = self.attempt(script, claim, &member).number(codec::reason_code(reason));
             with_response(call, response, body)
         };
         let answer = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
@@ -279,10 +281,10 @@ impl RedisStore {
         let call = |script, body| {
             let call = Call::new(script, self.shared.keys.with_token(id, token))
                 .arg(member.as_bytes())
-                .text_bytes(token.as_bytes().to_vec())
-                .text(u8::from(force))
-                .text(u8::from(response.is_some()))
-                .text(millis(retention));
+                .made(token.as_bytes().to_vec())
+                .number(u8::from(force))
+                .number(u8::from(response.is_some()))
+                .number(millis(retention));
             with_response(call, response, body)
         };
         let answer = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
@@ -294,7 +296,7 @@ impl RedisStore {
         let call = Call::new(&self.shared.scripts.forget, self.shared.keys.with_token(id, token))
             .arg(member.as_bytes())
             .arg(token.as_bytes())
-            .text(u8::from(force));
+            .number(u8::from(force));
         replies::forgotten(self.ask(&self.claims, call, self.limits()).await?)
     }
 
@@ -338,10 +340,10 @@ fn with_response<'a>(call: Call<'a>, response: Option<&'a Response>, body: Optio
         (Some(_), None) => codec::RESPONSE,
         (Some(_), Some(_)) => codec::RESPONSE | codec::BODY,
     };
-    call.text(response.map_or(0, Response::status))
+    call.number(response.map_or(0, Response::status))
         .arg(response.map(|response| response.fields().as_ref()).unwrap_or_default())
         .arg(body.unwrap_or_default())
-        .text(flags)
+        .number(flags)
 }
 
 fn millis(span: Duration) -> u128 {
@@ -424,7 +426,9 @@ impl Store for RedisStore {
     }
 
     fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page> {
-        Box::pin(list::list(&self.shared, &self.bodies, query))
+        Box::pin(async {
+            list::list(&self.shared, &self.bodies, query).await.inspect_err(|e| self.shared.health.failed(e))
+        })
     }
 
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {

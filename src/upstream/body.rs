@@ -98,23 +98,21 @@ pub struct ResponseBody {
 struct Source {
     link: Link,
     pool: Arc<IdleList>,
-    close_delimited: bool,
 }
 
 impl ResponseBody {
-    pub(super) fn new(incoming: Incoming, close_delimited: bool, link: Link, pool: Arc<IdleList>) -> ResponseBody {
-        let mut body = ResponseBody { incoming, source: Some(Source { link, pool, close_delimited }) };
+    pub(super) fn new(incoming: Incoming, link: Link, pool: Arc<IdleList>) -> ResponseBody {
+        let mut body = ResponseBody { incoming, source: Some(Source { link, pool }) };
         if body.incoming.is_end_stream() {
             body.give_back();
         }
         body
     }
 
-    /// Gives the connection back if it can take another request, and closes it if not: the upstream wants to close,
-    /// or has answered before it had the whole request.
+    /// Gives the connection back if it can take another request, and closes it if not: the upstream wants to close
+    /// or has closed, or has answered before it had the whole request.
     fn give_back(&mut self) {
         if let Some(source) = self.source.take()
-            && !source.close_delimited
             && source.link.is_ready()
         {
             source.pool.put(source.link);

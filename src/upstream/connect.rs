@@ -16,7 +16,7 @@ use tokio::time::{sleep, timeout};
 
 use super::connection::Link;
 use super::tls::{Tls, TlsSetupError};
-use super::wire::{Gauge, Tcp, Wire};
+use super::wire::{Meter, Tcp, Wire};
 use crate::config;
 
 /// How long one address is tried alone before the next is tried beside it (RFC 8305 section 5).
@@ -111,8 +111,8 @@ impl Dialer {
     }
 
     async fn establish(&self) -> Result<Link, ConnectError> {
-        let gauge = Arc::new(Gauge::default());
-        let tcp = Tcp::new(self.reach().await?, gauge.clone());
+        let meter = Arc::new(Meter::default());
+        let tcp = Tcp::new(self.reach().await?, meter.clone());
         let wire = match &self.tls {
             None => Wire::plain(tcp),
             Some(tls) => {
@@ -120,10 +120,10 @@ impl Dialer {
                 Wire::tls(connected.map_err(|source| ConnectError::Tls { host: self.host.clone(), source })?)
             }
         };
-        self.speak(wire, gauge).await.map_err(|source| ConnectError::Closed { host: self.host.clone(), source })
+        self.speak(wire, meter).await.map_err(|source| ConnectError::Closed { host: self.host.clone(), source })
     }
 
-    async fn speak(&self, wire: Wire, gauge: Arc<Gauge>) -> hyper::Result<Link> {
+    async fn speak(&self, wire: Wire, meter: Arc<Meter>) -> hyper::Result<Link> {
         let (sender, connection) = http1::Builder::new()
             .max_headers(MAX_HEADERS)
             .max_buf_size(MAX_BUFFER)
@@ -135,7 +135,7 @@ impl Dialer {
                 tracing::debug!(error = &error as &dyn std::error::Error, "idle upstream connection failed");
             }
         });
-        let mut link = Link::new(sender, task, gauge);
+        let mut link = Link::new(sender, task, meter);
         link.ready().await?;
         Ok(link)
     }

@@ -13,7 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::Shared;
 use super::body::{BoxError, RequestBody, ResponseBody};
-use super::wire::Gauge;
+use super::wire::Meter;
 
 /// A connection's two halves: the task that reads and writes, and the handle that gives it requests.
 ///
@@ -22,12 +22,12 @@ use super::wire::Gauge;
 pub(super) struct Link {
     sender: SendRequest<RequestBody>,
     task: JoinHandle<()>,
-    gauge: Arc<Gauge>,
+    meter: Arc<Meter>,
 }
 
 impl Link {
-    pub(super) fn new(sender: SendRequest<RequestBody>, task: JoinHandle<()>, gauge: Arc<Gauge>) -> Link {
-        Link { sender, task, gauge }
+    pub(super) fn new(sender: SendRequest<RequestBody>, task: JoinHandle<()>, meter: Arc<Meter>) -> Link {
+        Link { sender, task, meter }
     }
 
     /// Whether it can take a request now, as far as is known without looking at the network.
@@ -48,7 +48,7 @@ impl Link {
         self.task.abort();
         // Ended, cancelled or panicked: in every case nothing is left that could write.
         let _ = (&mut self.task).await;
-        self.gauge.written()
+        self.meter.written()
     }
 }
 
@@ -126,9 +126,9 @@ impl Connection {
         if let Err(source) = link.ready().await {
             return Err(SendError::NotSent { request: Some(Box::new(request)), source });
         }
-        link.gauge.look_before_writing();
+        link.meter.look_before_writing();
         let method = request.method().clone();
-        let before = link.gauge.written();
+        let before = link.meter.written();
         shared.sends.inc();
         match link.sender.try_send_request(request).await {
             Ok(response) => receive(&method, response, link, &shared),
@@ -152,51 +152,40 @@ fn receive(
     shared: &Shared,
 ) -> Result<Response<ResponseBody>, SendError> {
     let (mut head, incoming) = response.into_parts();
-    let framing = Framing::of(method, head.status, &mut head.headers)
-        .map_err(|source| SendError::MayHaveRun { source: source.into() })?;
-    let body = ResponseBody::new(incoming, framing == Framing::UntilClose, link, shared.idle.clone());
-    Ok(Response::from_parts(head, body))
-}
-
-/// Where a response's body ends.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Framing {
-    NoBody,
-    Chunked,
-    Length,
-    UntilClose,
-}
-
-impl Framing {
-    /// Finds it as RFC 9112 section 6.3 says, and refuses what hyper lets through: both framings, a repeated
-    /// `transfer-encoding`, codings besides `chunked` (we would have to undo them). An equal length said repeatedly is
-    /// said once afterwards; hyper has refused different ones.
-    fn of(method: &Method, status: StatusCode, headers: &mut HeaderMap) -> Result<Framing, AmbiguousResponse> {
-        let without_body = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED];
-        if method == Method::HEAD || status.is_informational() || without_body.contains(&status) {
-            return Ok(Framing::NoBody);
-        }
-        let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
-        if let Some(coding) = codings.next() {
-            if codings.next().is_some() {
-                return Err(AmbiguousResponse("transfer-encoding is repeated"));
-            }
-            if !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
-                return Err(AmbiguousResponse("transfer-encoding is not just chunked"));
-            }
-            if headers.contains_key(CONTENT_LENGTH) {
-                return Err(AmbiguousResponse("it has both transfer-encoding and content-length"));
-            }
-            return Ok(Framing::Chunked);
-        }
-        let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
-        let Some(length) = lengths.next() else { return Ok(Framing::UntilClose) };
-        let said_once = length.as_bytes().split(|byte| *byte == b',').next().unwrap_or_default();
-        if lengths.next().is_some() || said_once.len() != length.len() {
-            let length = HeaderValue::from_bytes(said_once.trim_ascii())
-                .map_err(|_| AmbiguousResponse("content-length is not a number"))?;
-            headers.insert(CONTENT_LENGTH, length);
-        }
-        Ok(Framing::Length)
+    if has_body(method, head.status) {
+        check_framing(&mut head.headers).map_err(|source| SendError::MayHaveRun { source: source.into() })?;
     }
+    Ok(Response::from_parts(head, ResponseBody::new(incoming, link, shared.idle.clone())))
+}
+
+fn has_body(method: &Method, status: StatusCode) -> bool {
+    let without = [StatusCode::NO_CONTENT, StatusCode::NOT_MODIFIED];
+    !(method == Method::HEAD || status.is_informational() || without.contains(&status))
+}
+
+/// Refuses what hyper lets through: both framings, a repeated `transfer-encoding`, codings besides `chunked` (we would
+/// have to undo them). An equal length said repeatedly is said once afterwards; hyper has refused different ones.
+fn check_framing(headers: &mut HeaderMap) -> Result<(), AmbiguousResponse> {
+    let mut codings = headers.get_all(TRANSFER_ENCODING).iter();
+    if let Some(coding) = codings.next() {
+        if codings.next().is_some() {
+            return Err(AmbiguousResponse("transfer-encoding is repeated"));
+        }
+        if !coding.as_bytes().trim_ascii().eq_ignore_ascii_case(b"chunked") {
+            return Err(AmbiguousResponse("transfer-encoding is not just chunked"));
+        }
+        if headers.contains_key(CONTENT_LENGTH) {
+            return Err(AmbiguousResponse("it has both transfer-encoding and content-length"));
+        }
+        return Ok(());
+    }
+    let mut lengths = headers.get_all(CONTENT_LENGTH).iter();
+    let Some(length) = lengths.next() else { return Ok(()) };
+    let said_once = length.as_bytes().split(|byte| *byte == b',').next().unwrap_or_default();
+    if lengths.next().is_some() || said_once.len() != length.len() {
+        let length = HeaderValue::from_bytes(said_once.trim_ascii())
+            .map_err(|_| AmbiguousResponse("content-length is not a number"))?;
+        headers.insert(CONTENT_LENGTH, length);
+    }
+    Ok(())
 }

@@ -13,7 +13,7 @@ use tokio::time::{Instant, sleep_until};
 use super::connection::Link;
 
 /// More connections than this are not kept; a further one is closed after its answer.
-const MOST: usize = 256;
+pub(super) const MOST: usize = 256;
 
 /// The idle connections of one pool.
 #[derive(Debug)]

@@ -15,12 +15,12 @@ use tokio_rustls::client::TlsStream;
 
 /// What the two ends of a connection share: the task that does its reading and writing, and the sender of requests.
 #[derive(Debug, Default)]
-pub(super) struct Gauge {
+pub(super) struct Meter {
     written: AtomicU64,
     look: AtomicBool,
 }
 
-impl Gauge {
+impl Meter {
     /// Bytes of HTTP that may have left so far; an upper bound. Exact for comparisons once the task has ended.
     pub(super) fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
@@ -45,12 +45,12 @@ impl Gauge {
 #[derive(Debug)]
 pub(super) struct Tcp {
     stream: TcpStream,
-    gauge: Arc<Gauge>,
+    meter: Arc<Meter>,
 }
 
 impl Tcp {
-    pub(super) fn new(stream: TcpStream, gauge: Arc<Gauge>) -> Tcp {
-        Tcp { stream, gauge }
+    pub(super) fn new(stream: TcpStream, meter: Arc<Meter>) -> Tcp {
+        Tcp { stream, meter }
     }
 
     fn read_now(&self, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -72,10 +72,10 @@ impl AsyncRead for Tcp {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
         // A read into no space would look like the end of the stream.
-        if polled.is_ready() || buf.remaining() == 0 || !self.gauge.look.load(Ordering::Relaxed) {
+        if polled.is_ready() || buf.remaining() == 0 || !self.meter.look.load(Ordering::Relaxed) {
             return polled;
         }
-        self.gauge.look.store(false, Ordering::Relaxed);
+        self.meter.look.store(false, Ordering::Relaxed);
         self.read_now(buf)
     }
 }
@@ -110,7 +110,7 @@ impl AsyncWrite for Tcp {
 #[derive(Debug)]
 pub(super) struct Wire {
     stream: Stream,
-    gauge: Arc<Gauge>,
+    meter: Arc<Meter>,
 }
 
 #[derive(Debug)]
@@ -121,21 +121,21 @@ enum Stream {
 
 impl Wire {
     pub(super) fn plain(tcp: Tcp) -> Wire {
-        let gauge = tcp.gauge.clone();
-        Wire { stream: Stream::Plain(tcp), gauge }
+        let meter = tcp.meter.clone();
+        Wire { stream: Stream::Plain(tcp), meter }
     }
 
     pub(super) fn tls(tls: TlsStream<Tcp>) -> Wire {
-        let gauge = tls.get_ref().0.gauge.clone();
-        Wire { stream: Stream::Tls(Box::new(tls)), gauge }
+        let meter = tls.get_ref().0.meter.clone();
+        Wire { stream: Stream::Tls(Box::new(tls)), meter }
     }
 
     // A failed write to a socket has taken nothing. A failed write to TLS may have taken all of it, encrypted it and
     // sent a part before the socket failed.
     fn count(&self, polled: &Poll<io::Result<usize>>, offered: usize) {
         match (polled, &self.stream) {
-            (Poll::Ready(Ok(written)), _) => self.gauge.count(*written),
-            (Poll::Ready(Err(_)), Stream::Tls(_)) => self.gauge.count(offered),
+            (Poll::Ready(Ok(written)), _) => self.meter.count(*written),
+            (Poll::Ready(Err(_)), Stream::Tls(_)) => self.meter.count(offered),
             (Poll::Ready(Err(_)), Stream::Plain(_)) | (Poll::Pending, _) => {}
         }
     }

@@ -215,9 +215,17 @@ async fn health_says_yes_or_no_and_why() {
 async fn something_else_on_the_admin_port_is_told_apart() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let teapot = axum::Router::new().fallback(|| async { (axum::http::StatusCode::IM_A_TEAPOT, "tea") });
-    tokio::spawn(async move { axum::serve(listener, teapot).await });
+    let other = axum::Router::new()
+        .route("/readyz", axum::routing::get(async || (axum::http::StatusCode::IM_A_TEAPOT, "tea")))
+        .route(
+            "/livez",
+            axum::routing::get(async || {
+                (axum::http::StatusCode::CONFLICT, r#"{"type": "about:blank", "detail": "tea"}"#)
+            }),
+        );
+    tokio::spawn(async move { axum::serve(listener, other).await });
     run(&["health", "--admin", &address], &[]).await.failed(1, &["418", "is --admin right?"]);
+    run(&["health", "--live", "--admin", &address], &[]).await.failed(1, &["409", "is --admin right?"]);
 }
 
 #[tokio::test]

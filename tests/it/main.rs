@@ -15,6 +15,8 @@ mod layout;
 mod commands;
 mod contract;
 mod disk;
+mod redis_server;
+mod redis_store;
 
 mod claiming;
 mod crash;

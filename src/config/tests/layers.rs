@@ -88,6 +88,14 @@ fn an_upstream_serves_a_file_without_routes_and_contradicts_one_with_routes() {
 }
 
 #[test]
+fn what_is_said_of_the_default_route_names_the_flag_that_made_it() {
+    let mut sources = with_upstream();
+    sources.flags.listen = Some("127.0.0.1:3000".into());
+    let expected = "--upstream: route.default.upstream: 127.0.0.1:3000 is this proxy itself; name the server behind it";
+    assert_eq!(messages(&sources), [expected]);
+}
+
+#[test]
 fn an_empty_variable_is_not_set() {
     let mut sources = with_upstream();
     sources.environment = Environment::empty().with("ONCEPROXY_LISTEN", "").with("ONCEPROXY_CONFIG", "");
@@ -153,31 +161,38 @@ fn a_token_from_outside_opens_the_operators_listener_to_the_network() {
     assert!(load(&sources).is_ok());
 }
 
-/// Runs itself again with variables set: a test cannot set its own process's environment safely.
+/// A test cannot set its own process's environment safely, so another process runs the next test.
 #[test]
 fn the_real_environment_is_read() {
-    let environment = Environment::real();
-    if environment.get("ONCEPROXY_LISTEN") == Some("127.0.0.1:4242") {
-        let sources = Sources::real(None, Flags { store: Some("memory:".into()), ..Flags::default() });
-        let expected = [
-            "ONCEPROXY_CONFIG: environment: the value is not UTF-8; set it again, or unset it".to_owned(),
-            "ONCEPROXY_LOG: log.level: \"loud\" is not a choice; \
-             write one of \"error\", \"warn\", \"info\", \"debug\", \"trace\""
-                .to_owned(),
-        ];
-        assert_eq!(messages(&sources), expected);
-        return;
-    }
     let not_text: std::ffi::OsString = std::os::unix::ffi::OsStringExt::from_vec(vec![b'/', 0xff]);
-    let status = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "config::tests::layers::the_real_environment_is_read"])
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args(["--ignored", "--exact", "config::tests::layers::in_the_environment_of_another_test"])
+        .env_clear()
         .env("ONCEPROXY_LISTEN", "127.0.0.1:4242")
         .env("ONCEPROXY_UPSTREAM", "http://u.example")
         .env("ONCEPROXY_ADMIN_LISTEN", "")
         .env("ONCEPROXY_LOG", "loud")
         .env("ONCEPROXY_CONFIG", not_text)
         .env("ONCEPROXY_SERVICE_HOST", "10.0.0.1")
-        .status()
+        .output()
         .unwrap();
-    assert!(status.success());
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success() && said.contains("1 passed"), "{said}");
+}
+
+#[test]
+#[ignore = "the_real_environment_is_read runs it, in a process of its own"]
+fn in_the_environment_of_another_test() {
+    let mut sources = Sources::real(None, Flags { store: Some("memory:".into()), ..Flags::default() });
+    let expected = [
+        "ONCEPROXY_CONFIG: environment: the value is not UTF-8; set it again, or unset it",
+        "ONCEPROXY_LOG: log.level: \"loud\" is not a choice; \
+         write one of \"error\", \"warn\", \"info\", \"debug\", \"trace\"",
+    ];
+    assert_eq!(messages(&sources), expected);
+    sources.environment = sources.environment.with("ONCEPROXY_LOG", "warn");
+    sources.environment.not_text.clear();
+    let config = load(&sources).unwrap().config;
+    assert_eq!((config.listen.port(), config.log.level), (4242, LogLevel::Warn));
+    assert_eq!(config.admin.listen.unwrap().port(), 9090);
 }

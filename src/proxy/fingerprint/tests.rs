@@ -83,7 +83,9 @@ fn digests_of_other_settings_are_never_a_mismatch() {
     let mut policies: Vec<Policy> = MODES.into_iter().map(policy).collect();
     policies.push(new(BodyMode::Bytes, &["a"], &[]));
     policies.push(new(BodyMode::Json, &[], &["/a"]));
+    policies.push(new(BodyMode::Json, &[], &["/b"]));
     policies.push(new(BodyMode::Json, &["a"], &[]));
+    policies.push(new(BodyMode::Json, &["b"], &[]));
     for (at, policy) in policies.iter().enumerate() {
         assert!(policies[..at].iter().all(|other| of(other, FORM, "a").other_policy(&of(policy, FORM, "a"))));
     }
@@ -95,12 +97,25 @@ fn digests_of_other_settings_are_never_a_mismatch() {
 
 #[test]
 fn a_digest_is_the_documented_hash() {
-    // Stored fingerprints depend on it: another digest needs another FORMAT_VERSION.
-    let digest = |policy: &Policy| -> String {
-        of(policy, "", r#"{"b":[1.0],"a":"x"}"#).digest.iter().map(|byte| format!("{byte:02x}")).collect()
-    };
-    assert_eq!(digest(&policy(BodyMode::Bytes)), "19476fb8aaa501986f02f911e5cde494d75196c33bced7d92042f0620066fdb3");
-    assert_eq!(digest(&policy(BodyMode::Json)), "fb01fcf7dd466359b4ae28beb02b8f013e2c6754f72d50727aee0a795ced074f");
+    // Stored fingerprints depend on it: another digest needs another FORMAT_VERSION. Computed outside this crate.
+    let json = r#"{"b":[1.0],"a":"x"}"#;
+    let upload = "--b\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--b--\r\n";
+    for (mode, kind, body, digest) in [
+        (BodyMode::Bytes, "", json, "19476fb8aaa501986f02f911e5cde494d75196c33bced7d92042f0620066fdb3"),
+        (BodyMode::Json, "", json, "fb01fcf7dd466359b4ae28beb02b8f013e2c6754f72d50727aee0a795ced074f"),
+        (BodyMode::Form, FORM, "b=1&a=x+y&b", "d68fcf76a303ee8e5f20cd9cf397e71a173edf99d94e35affed77be99a934795"),
+        (
+            BodyMode::Multipart,
+            "multipart/form-data; boundary=b",
+            upload,
+            "33fc4e2450672aac0ac65f2eeb6f459cc17c93bc026cd7386f704ab9a33ef1cd",
+        ),
+        (BodyMode::Json, "", "x", "beab1437865808fca7def362b5569adad07ca6954450cb160b349a0a993d09d4"),
+        (BodyMode::Ignore, "", "x", "cbc56b35680ac1f5183fb148b0d24acd15f6f4c53139e62f16071820cef1118a"),
+    ] {
+        let hex: String = of(&policy(mode), kind, body).digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(hex, digest, "{mode:?}");
+    }
     assert_eq!(policy(BodyMode::Bytes).id, [217, 61, 234, 4]);
 }
 
@@ -136,6 +151,16 @@ fn a_body_in_another_format_counts_byte_by_byte_and_is_never_taken_for_the_forma
 }
 
 #[test]
+fn with_two_content_types_a_body_is_in_no_format() {
+    let form = policy(BodyMode::Form);
+    let of = |body: &str| {
+        let head = head("POST", "/pay", &[("content-type", FORM), ("content-type", FORM)]);
+        form.fingerprint(&head, body.as_bytes()).unwrap()
+    };
+    assert!(of("a=1&b=2").conflicts_with(&of("b=2&a=1")));
+}
+
+#[test]
 fn a_new_boundary_is_the_same_upload_only_in_multipart_mode() {
     let upload = |boundary: &str| {
         format!("--{boundary}\r\nContent-Disposition: form-data; name=\"a\"\r\n\r\n1\r\n--{boundary}--\r\n")
@@ -164,6 +189,7 @@ fn a_forms_names_may_change_places_but_equal_ones_may_not() {
     }
     assert!(of("a").conflicts_with(&of("a=")));
     assert!(of("ab=c").conflicts_with(&of("a=bc")));
+    assert!(of("a&b=c").conflicts_with(&of("a=b&c")));
 }
 
 proptest! {

@@ -56,7 +56,7 @@ async fn ambiguous_requests_get_400_and_nothing_behind_them_is_served() {
 async fn a_fault_in_a_later_request_leaves_earlier_ones_alone() {
     let world = World::start();
     let mut client = world.connect().await;
-    client.send(format!("{}{}GET / HTTP/1.1\r\n\r\n{SMUGGLED}", get("/1"), get("/2"))).await;
+    client.send(format!("{}{}GET / HTTP/1.1\nHost: a\r\n\r\n{SMUGGLED}", get("/1"), get("/2"))).await;
     assert_eq!(client.answer().await, "/1 ");
     assert_eq!(client.answer().await, "/2 ");
     assert!(client.rest().await.starts_with("HTTP/1.1 400 "));
@@ -115,10 +115,15 @@ async fn a_body_whose_chunks_are_broken_fails_and_ends_the_connection() {
 
 #[tokio::test]
 async fn a_head_over_the_limit_gets_431() {
-    let world = World::start();
-    let mut client = world.connect().await;
-    client.send(format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(limits().header_bytes))).await;
-    client.0.shutdown().await.unwrap();
-    assert!(client.rest().await.starts_with("HTTP/1.1 431 "));
-    assert_eq!(world.served(), 0);
+    for header_bytes in [1000, 100_000] {
+        let world = World::with(Limits { header_bytes, ..limits() }, 1);
+        let head = |size| format!("GET / HTTP/1.1\r\nHost: a\r\nX: {}\r\n\r\n", "x".repeat(size));
+        let mut client = world.connect().await;
+        client.send(head(header_bytes - 100)).await;
+        assert_eq!(client.answer().await, "/ ");
+        client.send(head(header_bytes)).await;
+        client.0.shutdown().await.unwrap();
+        assert!(client.rest().await.starts_with("HTTP/1.1 431 "));
+        assert_eq!(world.served(), 1);
+    }
 }

@@ -4,7 +4,9 @@ use super::*;
 
 #[tokio::test]
 async fn idle_connections_are_closed_and_running_requests_finish() {
-    let world = World::start();
+    // No deadline helps out.
+    let long = Duration::from_secs(1000);
+    let world = World::with(Limits { header_timeout: long, idle_timeout: long, ..limits() }, 1);
     let mut idle = world.connect().await;
     assert_eq!(idle.get("/").await, "/ ");
     let mut running = world.connect().await;
@@ -57,6 +59,36 @@ async fn connections_in_the_backlog_are_served() {
     for mut client in clients {
         assert!(client.rest().await.ends_with("/waiting "));
     }
+    world.ended().await;
+}
+
+#[tokio::test]
+async fn a_request_that_was_sent_before_the_stop_is_served() {
+    let world = World::start();
+    let mut client = world.connect().await;
+    assert_eq!(client.get("/").await, "/ ");
+    client.send(get("/sent")).await;
+    world.stop.give();
+    assert!(client.rest().await.ends_with("/sent "));
+    world.ended().await;
+}
+
+#[tokio::test]
+async fn a_new_connection_has_a_moment_for_its_first_request() {
+    let world = World::start();
+    let mut client = world.connect().await;
+    let mut idle = world.connect().await;
+    assert_eq!(idle.get("/").await, "/ ");
+    tokio::time::pause();
+    world.stop.give();
+    // The clock stands still while there is something to do, so this is no time but many turns of the server.
+    for _ in 0..1000 {
+        tokio::task::yield_now().await;
+    }
+    client.send(get("/first")).await;
+    tokio::time::resume();
+    assert_eq!(idle.rest().await, "");
+    assert!(client.rest().await.ends_with("/first "));
     world.ended().await;
 }
 

@@ -3,7 +3,7 @@
 //! Every question may be asked twice: scripts recognise the token of the attempt, the rest only reads. What an error
 //! says about the question (certainly not run, perhaps run) is decided here and nowhere else.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use redis::{ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
@@ -76,13 +76,18 @@ impl From<NoAnswer> for StoreError {
 pub(super) async fn ask(link: &Link, question: &Question<'_>, limits: Limits) -> Result<Value, NoAnswer> {
     let (mut may_have_run, mut cuts, mut pause) = (false, 0, FIRST_PAUSE);
     loop {
-        let sent = AtomicBool::new(false);
-        let failure = match timeout_at(limits.end_of_try(), once(link, question, &sent)).await {
+        let carrier = OnceLock::new();
+        let failure = match timeout_at(limits.end_of_try(), once(link, question, &carrier)).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(failure)) => failure,
             Err(_) => Failure::TimedOut,
         };
-        let was_sent = sent.load(Ordering::Relaxed);
+        // Given up, because a reply that comes too late would find nobody, and a dead socket would never tell. A caller
+        // that is dropped while it waits does not come by here: that says nothing about the connection.
+        if let Some(connection) = carrier.get().filter(|_| failure.spoils_connection()) {
+            link.discard(connection);
+        }
+        let was_sent = carrier.get().is_some();
         may_have_run |= was_sent && failure.may_have_run();
         cuts += u32::from(was_sent && matches!(failure, Failure::Unreachable(_)));
         let left = limits.deadline().saturating_duration_since(Instant::now());
@@ -102,19 +107,18 @@ pub(super) async fn ask(link: &Link, question: &Question<'_>, limits: Limits) ->
     }
 }
 
-async fn once(link: &Link, question: &Question<'_>, sent: &AtomicBool) -> Result<Value, Failure> {
+/// One try. `carrier` is set to the connection as soon as the question may be on its way.
+async fn once(link: &Link, question: &Question<'_>, carrier: &OnceLock<Connection>) -> Result<Value, Failure> {
     let mut connection = link.connection().await.map_err(Failure::of_connecting)?;
-    let mut guard = DiscardUnlessAnswered { link, connection: Some(connection.clone()) };
-    sent.store(true, Ordering::Relaxed);
+    // Nobody else sets it.
+    let _ = carrier.set(connection.clone());
     let answer = match question {
         Question::Script(call) => run(&mut connection, call).await,
         Question::Commands(commands) => {
             connection.commands.send_packed_commands(commands, 0, commands.len()).await.map(Value::Array)
         }
     };
-    let answer = answer.map_err(Failure::of_asking);
-    guard.keep_if(answer.as_ref().err().is_none_or(|failure| !failure.spoils_connection()));
-    answer
+    answer.map_err(Failure::of_asking)
 }
 
 async fn run(connection: &mut Connection, call: &Call<'_>) -> Result<Value, RedisError> {
@@ -124,29 +128,6 @@ async fn run(connection: &mut Connection, call: &Call<'_>) -> Result<Value, Redi
             connection.commands.send_packed_command(&call.by_text()).await.and_then(Value::extract_error)
         }
         reply => reply,
-    }
-}
-
-/// Gives a connection up that did not answer: a reply that comes too late would not be waited for, and a dead socket
-/// would never tell.
-struct DiscardUnlessAnswered<'a> {
-    link: &'a Link,
-    connection: Option<Connection>,
-}
-
-impl DiscardUnlessAnswered<'_> {
-    fn keep_if(&mut self, answered: bool) {
-        if answered {
-            self.connection = None;
-        }
-    }
-}
-
-impl Drop for DiscardUnlessAnswered<'_> {
-    fn drop(&mut self) {
-        if let Some(connection) = &self.connection {
-            self.link.discard(connection);
-        }
     }
 }
 

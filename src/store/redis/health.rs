@@ -9,6 +9,8 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use redis::Value;
+use tokio::sync::Notify;
+use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::Shared;
@@ -26,6 +28,8 @@ pub(super) struct Health {
     last_failure: Mutex<String>,
     standing: ArcSwap<Standing>,
     allow_eviction: bool,
+    // Tells the one who watches the server that an operation found it gone.
+    in_doubt: Notify,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -46,6 +50,7 @@ impl Health {
             last_failure: Mutex::default(),
             standing: ArcSwap::from_pointee(Standing::Unchecked),
             allow_eviction,
+            in_doubt: Notify::new(),
         }
     }
 
@@ -72,6 +77,7 @@ impl Health {
         if matches!(error.kind, StoreErrorKind::Unreachable | StoreErrorKind::TimedOut) {
             *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.message.clone();
             self.is_reachable.store(false, Ordering::Release);
+            self.in_doubt.notify_one();
         }
     }
 
@@ -128,7 +134,12 @@ pub(super) async fn watch_server(shared: &Shared, link: &Link) {
                 was_down = true;
             }
         }
-        tokio::time::sleep(if was_down { CHECK_EVERY_WHILE_DOWN } else { CHECK_EVERY }).await;
+        if was_down {
+            sleep(CHECK_EVERY_WHILE_DOWN).await;
+        } else {
+            // One failed operation makes the process not ready; whether that is true is found out at once.
+            let _ = timeout(CHECK_EVERY, shared.health.in_doubt.notified()).await;
+        }
     }
 }
 

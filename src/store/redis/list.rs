@@ -1,5 +1,5 @@
-//! Pages of open records, for operators: from the indexes of the shards, in the order of the shards and within one from
-//! the oldest.
+//! Pages of open records, for operators: from the indexes of the shards, in the order of the shards. Within a page the
+//! oldest come first.
 //!
 //! A cursor names the last member that was looked at, with its place in the index, so that records which come and go
 //! between two pages neither hide others nor come twice.
@@ -58,6 +58,7 @@ pub(super) async fn list(shared: &Shared, link: &Link, query: &Query) -> Result<
             break;
         }
     }
+    page.records.sort_by_key(|(_, record)| record.claimed_at);
     Ok(page)
 }
 

@@ -1,10 +1,11 @@
--- record.rs: renew.
+-- record.rs: renew. Of a claim that lives only the lease is written.
 if state == 0 then
   if has_tombstone() then return { 'lost' } end
   become_granted()
   save('')
   return { 'rewritten' }
 end
+if lapse() then save_lapsed() end
 if owner ~= token or state == COMPLETED then return { 'lost' } end
 if state == UNKNOWN then return { 'lapsed' } end
 moment = now + ARGV[5]

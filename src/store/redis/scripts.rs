@@ -97,14 +97,13 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Adds an argument made for this call.
-    pub(super) fn text(mut self, arg: impl ToString) -> Call<'a> {
-        self.args.push(Cow::Owned(arg.to_string().into_bytes()));
-        self
+    /// Adds a number.
+    pub(super) fn number(self, arg: impl Into<u128> + Copy) -> Call<'a> {
+        self.made(arg.into().to_string().into_bytes())
     }
 
     /// Adds bytes made for this call.
-    pub(super) fn text_bytes(mut self, arg: Vec<u8>) -> Call<'a> {
+    pub(super) fn made(mut self, arg: Vec<u8>) -> Call<'a> {
         self.args.push(Cow::Owned(arg));
         self
     }

@@ -74,8 +74,8 @@ impl Sweep<'_> {
     async fn round(&mut self) -> Result<bool, StoreError> {
         let keys = &self.shared.keys;
         let call = Call::new(&self.shared.scripts.sweeper, vec![keys.sweeper()])
-            .text(self.name)
-            .text(SWEEPER_LEASE.as_millis());
+            .made(self.name.to_string().into_bytes())
+            .number(SWEEPER_LEASE.as_millis());
         let answer = self.ask(Question::Script(call)).await?;
         let [is_sweeper, now] = numbers(answer)?;
         if is_sweeper != 1 {

@@ -15,8 +15,9 @@ async fn answered_and_closed(answer: &[u8]) -> (Peer, Pool, http::Response<Respo
 async fn body_without_framing_ends_with_fin() {
     for version in ["1.1", "1.0"] {
         let answer = format!("HTTP/{version} 200 OK\r\n\r\nto the end");
-        let (_peer, _pool, response) = answered_and_closed(answer.as_bytes()).await;
+        let (_peer, pool, response) = answered_and_closed(answer.as_bytes()).await;
         assert_eq!(text(response).await, "to the end");
+        assert!(!pool.checkout().await.unwrap().is_reused());
     }
 }
 
@@ -70,6 +71,22 @@ async fn trailers_pass_and_the_connection_stays() {
     };
     let (response, ()) = tokio::join!(send(&pool, post("/", "")), again);
     assert_eq!(text(response.unwrap()).await, "ok");
+}
+
+/// Hyper's server asks for nothing more once a body says that it has ended.
+#[tokio::test]
+async fn reader_that_stops_at_the_end_gives_the_connection_back() {
+    for answer in [OK, b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n", b"HTTP/1.1 204 No Content\r\n\r\n"] {
+        let peer = Peer::start().await;
+        let pool = peer.pool();
+        let (response, _stream) = tokio::join!(send(&pool, post("/", "")), peer.answer_one(answer));
+        let mut body = response.unwrap().into_body();
+        while !http_body::Body::is_end_stream(&body) {
+            body.frame().await.unwrap().unwrap();
+        }
+        drop(body);
+        assert!(pool.checkout().await.unwrap().is_reused());
+    }
 }
 
 #[tokio::test]

@@ -8,7 +8,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::*;
-use crate::upstream::wire::{Gauge, Tcp, Wire};
+use crate::upstream::wire::{Meter, Tcp, Wire};
 
 /// A peer with a certificate for these names, and the file of the authority that signed it.
 struct TlsPeer {
@@ -152,6 +152,7 @@ async fn body_without_framing_needs_close_notify() {
             Ok(body) => assert!(orderly && body.to_bytes() == "to the end"),
             Err(error) => assert!(!orderly, "{error:?}"),
         }
+        assert!(!pool.shared.idle.has_ready());
     }
 }
 
@@ -188,8 +189,8 @@ async fn close_notify_that_the_runtime_has_not_seen_is_handed_back() {
 async fn failed_write_counts_above_tls_and_not_above_tcp() {
     let peer = TlsPeer::start(&["localhost"]).await;
     for encrypted in [true, false] {
-        let gauge = Arc::new(Gauge::default());
-        let tcp = Tcp::new(TcpStream::connect(peer.peer.address).await.unwrap(), gauge.clone());
+        let meter = Arc::new(Meter::default());
+        let tcp = Tcp::new(TcpStream::connect(peer.peer.address).await.unwrap(), meter.clone());
         let mut wire = if encrypted {
             let tls = crate::upstream::tls::Tls::new(&peer.upstream("localhost")).unwrap();
             let (client, server) = tokio::join!(tls.connector.connect(tls.name.clone(), tcp), peer.accept());
@@ -202,9 +203,9 @@ async fn failed_write_counts_above_tls_and_not_above_tcp() {
         // The reset has arrived when reading says so.
         let mut rest = Vec::new();
         let _ = wire.read_to_end(&mut rest).await;
-        let before = gauge.written();
+        let before = meter.written();
         let error = wire.write(b"POST / HTTP/1.1\r\n").await.unwrap_err();
-        assert_eq!(gauge.written() > before, encrypted, "{error:?}");
+        assert_eq!(meter.written() > before, encrypted, "{error:?}");
     }
 }
 

@@ -65,6 +65,8 @@ fn every_difference_in_meaning_counts() {
         r#"{"a":{"b":1}}"#,
         r#"{"a":{},"b":1}"#,
         r#"["a",1]"#,
+        r#"[{"a":{}},{"b":1}]"#,
+        r#"[{"a":{}},{}]"#,
         r#"{"a":[{"x":1},{"y":2}]}"#,
         r#"{"a":[{"y":2},{"x":1}]}"#,
         r#"{"a":[{"x":1,"y":2}]}"#,
@@ -167,6 +169,7 @@ fn ignored_members_do_not_count_and_their_neighbours_do() {
     ));
     assert!(!same(&["/items/1/id"], r#"{"items":[{"id":1},{"id":2}]}"#, r#"{"items":[{"id":9},{"id":2}]}"#));
     assert!(same(&["/0"], r#"[{"a":[1,{}]},2]"#, r#"["x",2]"#));
+    assert!(same(&["/0"], r#"[[{"a":{"b":{}}},"]"],{"c":2}]"#, r#"["x",{"c":2}]"#));
     assert!(!same(&["/0"], "[1,2]", "[1,3]"));
     assert!(same(&["/a~1b/m~0n"], r#"{"a/b":{"m~n":1}}"#, r#"{"a/b":{"m~n":2}}"#));
     assert!(same(&["/a", "/a/b"], r#"{"a":{"c":1}}"#, "{}"));
@@ -291,7 +294,44 @@ fn change(tree: &mut Tree, dice: &mut impl FnMut(usize) -> usize) {
     }
 }
 
+/// The canonical form by its definition: sorted members, decoded strings, the text of numbers.
+fn canonical(tree: &Tree, out: &mut Vec<u8>) {
+    let text = |mark: u8, text: &str, out: &mut Vec<u8>| {
+        out.push(mark);
+        out.extend_from_slice(text.as_bytes());
+        out.push(0xFF);
+    };
+    match tree {
+        Tree::Word(word) => out.push(word.as_bytes()[0]),
+        Tree::Number(number) => text(b'#', number, out),
+        Tree::Text(string) => text(b'"', string, out),
+        Tree::List(elements) => {
+            out.push(b'[');
+            elements.iter().for_each(|element| canonical(element, out));
+            out.push(b']');
+        }
+        Tree::Object(members) => {
+            out.push(b'{');
+            for (name, value) in members {
+                text(b'"', name, out);
+                canonical(value, out);
+            }
+            out.push(b'}');
+        }
+    }
+}
+
 proptest! {
+    #[test]
+    fn the_form_is_the_one_defined(tree in tree(), seed: u64) {
+        let mut form = Vec::new();
+        canonical(&tree, &mut form);
+        let mut transcript = Transcript::new();
+        transcript.tag(tag::JSON);
+        transcript.raw(&form);
+        prop_assert_eq!(digest(&write(&tree, &mut dice(seed))), transcript.finish());
+    }
+
     #[test]
     fn the_form_depends_on_the_meaning_alone(tree in tree(), one: u64, other: u64) {
         let (a, b) = (write(&tree, &mut dice(one)), write(&tree, &mut dice(other)));

@@ -166,6 +166,14 @@ mod tests {
     }
 
     #[test]
+    fn a_surrogate_that_has_no_partner_becomes_three_bytes() {
+        assert_eq!(bytes(r"\ud83d"), [0xED, 0xA0, 0xBD]);
+        assert_eq!(bytes(r"\udfff"), [0xED, 0xBF, 0xBF]);
+        assert_eq!(bytes(r"\ude00\ude00"), [0xED, 0xB8, 0x80, 0xED, 0xB8, 0x80]);
+        assert_eq!(bytes(r"\ud83d\ud83d\ude00"), [&[0xED, 0xA0, 0xBD], "😀".as_bytes()].concat());
+    }
+
+    #[test]
     fn names_are_ordered_by_meaning_however_they_are_written() {
         let texts = ["", "a", r"\u0061", r"a\u0062", "ab", r"\n", "é", r"\u00e9", "b", r"a\tb", "a\u{7f}"];
         for a in texts {
