@@ -37,7 +37,9 @@ async fn a_switch_of_protocols_that_nobody_asked_for_is_unknown() {
     // Passed on, it would make the caller read what follows as another protocol.
     world.pay("k-1").await.assert_problem(502, "outcome-unknown");
     world.pay("k-1").await.assert_unknown();
-    assert_eq!(world.executions(), 1);
+    world.upstream.next(Script::bytes_then_close(switch));
+    assert_eq!(world.send(&Request::new("GET", "/pay")).await.status, 502);
+    assert_eq!(world.executions(), 2);
 }
 
 #[tokio::test]
