@@ -290,6 +290,21 @@ on_shared_stores! {
         world.pay("k-1").await.assert_replay(201);
     }
 
+    async fn a7_a_claim_that_arrives_after_its_attempt_is_over_claims_nothing(store) {
+        let world = World::build(store).relayed().store("timeout = \"1s\"").route("on_duplicate = \"reject\"").start().await;
+        world.pay("warm-up").await.assert_executed(201);
+        world.relay().lose_reply_to(":r:", Loss::Late);
+        world.upstream.next(reply(429));
+        // Granted by a repeated message and then released, or given up: either way the attempt ends.
+        let first = world.pay("k-1").await;
+        assert!(matches!(first.status, 429 | 503), "{}", first.shown());
+        eventually("the attempt to end", async || world.proxy().open_records("").await.is_empty().then_some(())).await;
+        world.relay().let_go().await;
+        assert!(world.proxy().open_records("").await.is_empty(), "a claim that nobody will ever use");
+        let again = world.pay("k-1").await;
+        assert!(!again.is_replay() && again.problem().is_empty(), "{}", again.shown());
+    }
+
     async fn a7_a_claim_whose_connection_fell_silent_is_never_its_own_stranger(store) {
         let world = World::build(store).relayed().store("timeout = \"2s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
