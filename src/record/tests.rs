@@ -132,13 +132,17 @@ impl Store {
             Operation::Resolve(token, status, force) => on_slot(Some(*token), &mut |slot| {
                 let retention = Duration::from_millis(50);
                 let executed = status.map(|status| Finding::Executed { response: response(status), retention });
-                drop(resolve(slot, *token, executed.unwrap_or(Finding::NotExecuted), *force, now));
+                let _ = resolve(slot, *token, executed.unwrap_or(Finding::NotExecuted), *force, now);
             }),
             Operation::Forget(token, force) => on_slot(Some(*token), &mut |slot| {
                 let _ = forget(slot, *token, *force, now);
             }),
-            Operation::Lapse => on_slot(None, &mut |slot| drop(slot.record.as_mut().map(|r| lapse(r, now)))),
-            Operation::Orphan => on_slot(None, &mut |slot| drop(slot.record.as_mut().map(|r| orphan(r, now)))),
+            Operation::Lapse => on_slot(None, &mut |slot| {
+                let _ = slot.record.as_mut().map(|r| lapse(r, now));
+            }),
+            Operation::Orphan => on_slot(None, &mut |slot| {
+                let _ = slot.record.as_mut().map(|r| orphan(r, now));
+            }),
         }
         Step { before, after: self.record.clone(), now, granted }
     }
