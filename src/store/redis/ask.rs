@@ -107,6 +107,11 @@ pub(super) async fn ask(link: &Link, question: &Question<'_>, limits: Limits) ->
     }
 }
 
+/// What an error in the answer to one of several commands means.
+pub(super) fn error_of(link: &Link, error: RedisError) -> StoreError {
+    Failure::of_asking(error).into_no_answer(false, 0, link).error
+}
+
 /// One try. `carrier` is set to the connection as soon as the question may be on its way.
 async fn once(link: &Link, question: &Question<'_>, carrier: &OnceLock<Connection>) -> Result<Value, Failure> {
     let mut connection = link.connection().await.map_err(Failure::of_connecting)?;
