@@ -22,7 +22,11 @@ use crate::record::{
 };
 
 mod folder;
+#[cfg(test)]
+mod medium;
 mod tables;
+#[cfg(test)]
+mod tests;
 mod writer;
 
 use folder::Folder;

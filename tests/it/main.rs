@@ -2,5 +2,9 @@
 
 mod contract;
 mod disk;
+<<<<<<< HEAD
 mod redis_server;
 mod redis_store;
+=======
+mod model;
+>>>>>>> disk

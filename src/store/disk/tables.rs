@@ -98,6 +98,14 @@ impl Tables {
         Tables::ready(builder().create_with_backend(backend)?)
     }
 
+    /// Writes what no version writes in place of a record.
+    #[cfg(test)]
+    pub(super) fn spoil(&self, id: &RecordId) {
+        let write = self.0.begin_write().unwrap();
+        write.open_table(RECORDS).unwrap().insert(key_of(id).as_slice(), b"spoilt".as_slice()).unwrap();
+        write.commit().unwrap();
+    }
+
     fn ready(database: Database) -> Result<Tables, Fault> {
         let tables = Tables(database);
         // Readers expect every table to be there.

@@ -59,13 +59,10 @@ impl Writer {
         let fault = Arc::new(OnceLock::new());
         let thread_fault = Arc::clone(&fault);
         let thread = std::thread::Builder::new().name("onceproxy-disk".to_owned()).spawn(move || {
-            let run = AssertUnwindSafe(|| serve(&queue, &tables, counts, &tell));
-            let message = match catch_unwind(run) {
-                Ok(Ok(())) => return,
-                Ok(Err(fault)) => fault.to_string(),
-                Err(_) => "the database on disk failed: its thread panicked".to_owned(),
-            };
-            break_down(&thread_fault, message);
+            let run = AssertUnwindSafe(|| serve(&queue, &tables, counts, &tell, &thread_fault));
+            if catch_unwind(run).is_err() {
+                break_down(&thread_fault, "the database on disk failed: its thread panicked".to_owned());
+            }
             // Whoever is still in the queue is told by the end of its channel; those who wait for a change look again.
             drop(queue);
             tell.watchers.wake_all();
@@ -140,15 +137,23 @@ impl Drop for Writer {
     }
 }
 
-fn serve(queue: &Receiver<Job>, tables: &Tables, mut counts: Counts, tell: &Tell) -> Result<(), Fault> {
+fn serve(queue: &Receiver<Job>, tables: &Tables, mut counts: Counts, tell: &Tell, fault: &OnceLock<String>) {
     while let Ok(first) = queue.recv() {
         let jobs = std::iter::once(first).chain(queue.try_iter()).take(BATCH);
-        let (settles, changes) =
-            tables.batch(&mut counts, |batch| jobs.map(|job| job(batch)).collect::<Result<Vec<Settle>, Fault>>())?;
-        tell.of(&changes);
+        let mut settles: Vec<Settle> = Vec::new();
+        let committed = tables.batch(&mut counts, |batch| {
+            for job in jobs {
+                settles.push(job(batch)?);
+            }
+            Ok(())
+        });
+        match committed {
+            Ok(((), changes)) => tell.of(&changes),
+            // Before the callers are let go: none of them is to get another operation in.
+            Err(error) => return break_down(fault, error.to_string()),
+        }
         settles.into_iter().for_each(|settle| settle());
     }
-    Ok(())
 }
 
 fn break_down(fault: &OnceLock<String>, message: String) {
