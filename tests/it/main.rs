@@ -2,9 +2,6 @@
 
 mod contract;
 mod disk;
-<<<<<<< HEAD
+mod model;
 mod redis_server;
 mod redis_store;
-=======
-mod model;
->>>>>>> disk
