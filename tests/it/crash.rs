@@ -181,6 +181,23 @@ on_shared_stores! {
         assert_eq!(world.executions(), 2, "the sleeper sent although its key was another's");
     }
 
+    async fn b5_a_waiter_on_another_proxy_is_told_that_nobody_can_tell(store) {
+        let world = World::build(store).proxies(2).start().await;
+        let gate = Gate::new();
+        world.upstream.next(Script::close().behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        let waiter = Request::pay().key("k-1").begin(world.proxies[1].address);
+        eventually("the duplicate to wait", async || {
+            (world.proxies[1].metric("onceproxy_waiting", &[]).await == 1.0).then_some(())
+        })
+        .await;
+        gate.open();
+        owner.answer().await.assert_problem(502, "outcome-unknown");
+        waiter.answer().await.assert_unknown();
+        assert_eq!(world.executions(), 1);
+    }
+
     async fn b8_a_store_that_fails_after_the_upstream_ran_costs_no_answer(store) {
         let world = World::build(store).relayed().store("timeout = \"500ms\"").start().await;
         world.pay("warm-up").await.assert_executed(201);

@@ -27,10 +27,12 @@ mod replay;
 mod streams;
 
 mod store_faults;
+mod upstream_faults;
 mod webhooks;
 
 mod answers;
 mod problems;
+mod secrets;
 mod vectors;
 
 mod storm;

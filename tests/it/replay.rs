@@ -130,7 +130,10 @@ on_each_store! {
         world.upstream.next(Script::bytes_then_close("HTTP/1.1 200 OK\r\n\r\nuntil the end"));
         world.pay("k-1").await.assert_executed(200);
         assert_eq!(world.pay("k-1").await.assert_replay(200).text(), "until the end");
-        assert_eq!(world.executions(), 1);
+        world.upstream.next(Script::bytes_then_close("HTTP/1.0 200 OK\r\nServer: old\r\n\r\nold"));
+        world.pay("k-2").await.assert_executed(200);
+        assert_eq!(world.pay("k-2").await.assert_replay(200).text(), "old");
+        assert_eq!(world.executions(), 2);
     }
 
     async fn d5_a_replay_says_so_and_a_first_execution_does_not(store) {
