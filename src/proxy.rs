@@ -103,7 +103,7 @@ struct Core {
 }
 
 impl Proxy {
-    /// The proxy of one core: with connection pools of its own, and this handle on the store.
+    /// The proxy of the first core, with this handle on the store.
     ///
     /// # Errors
     /// The name of a route, if the certificates for its `https` upstream cannot be read.
@@ -122,6 +122,18 @@ impl Proxy {
             body_timeout: config.limits.body_timeout,
             log_requests: config.log.requests,
         })))
+    }
+
+    /// The proxy of a further core: with connections of its own, and its own handle on the store.
+    pub fn for_another_core(&self) -> Proxy {
+        Proxy(Arc::new(Core {
+            routes: self.0.routes.for_another_core(),
+            policies: self.0.policies.clone(),
+            store: self.0.store.for_core(),
+            shared: self.0.shared.clone(),
+            body_timeout: self.0.body_timeout,
+            log_requests: self.0.log_requests,
+        }))
     }
 
     /// Answers one request.

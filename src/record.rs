@@ -15,6 +15,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 mod response;
+#[cfg(test)]
+mod tests;
 
 pub use response::{MalformedFields, Response};
 

@@ -1,5 +1,4 @@
-//! Everything that crosses a socket, a process or the public API, in one binary: real proxies, a scripted upstream, a
-//! raw client, real stores.
+//! Everything that crosses a socket: real proxies, a scripted upstream, a raw client, real stores.
 //!
 //! A scenario builds its [`support::World`] in three lines and is named after the fault it guards against: `a1_…` to
 //! `i5_…` are faults that products of this kind have had. What involves the store runs once per store, and the
@@ -11,6 +10,7 @@
 mod support;
 
 mod layout;
+mod model;
 
 mod commands;
 mod contract;

@@ -219,11 +219,11 @@ impl<'txn> Batch<'txn> {
     /// after `from`; says where to go on.
     pub(super) fn orphan(
         &mut self,
-        from: Option<OpenKey>,
+        from: Option<&OpenKey>,
         limit: usize,
         now: Timestamp,
     ) -> Result<Option<OpenKey>, Fault> {
-        let slice = open_after(&self.open, from.as_ref(), limit)?;
+        let slice = open_after(&self.open, from, limit)?;
         let next = if slice.len() == limit { slice.last().map(|(key, _)| key.clone()) } else { None };
         for ((_, key), state) in slice {
             *self.counts.of(state) += 1;

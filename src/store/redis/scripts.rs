@@ -1,6 +1,6 @@
 //! The Lua scripts: put together from their parts once, and called by their hash.
 //!
-//! Each operation is one script. `clock.lua` and `record.lua` come first in all of them; what a script leaves to the
+//! Each operation is one script. `clock.lua`, `head.lua` and `record.lua` come first in all of them; what a script leaves to the
 //! caller is in the comment at its head. All but the claim may run on a server that is full (`allow-oom`): a claim that
 //! is refused loses nothing, a completion that is refused loses an answer.
 
@@ -53,15 +53,16 @@ impl Scripts {
     /// The scripts with another text where the clock is read: tests move the time that way.
     pub(super) fn with_clock(clock: &str) -> Scripts {
         const ALLOW_OOM: &str = "#!lua flags=allow-oom\n";
+        const HEAD: &str = include_str!("head.lua");
         const FOUND: &str = include_str!("found.lua");
         let record = format!("local TOMBSTONE_TTL = {}\n{}", TOMBSTONE_TTL.as_millis(), include_str!("record.lua"));
-        let strict = |parts: &[&str]| Script::new(&[&[clock, &record], parts].concat());
-        let allowed = |parts: &[&str]| Script::new(&[&[ALLOW_OOM, clock, &record], parts].concat());
+        let strict = |parts: &[&str]| Script::new(&[&[clock, HEAD, &record], parts].concat());
+        let allowed = |parts: &[&str]| Script::new(&[&[ALLOW_OOM, clock, HEAD, &record], parts].concat());
         let complete = [FOUND, include_str!("complete.lua")];
         let doubt = [include_str!("doubt.lua")];
         let resolve = [include_str!("resolve.lua")];
         Scripts {
-            claim: strict(&[FOUND, include_str!("claim.lua")]),
+            claim: Script::new(&[clock, HEAD, include_str!("fresh.lua"), &record, FOUND, include_str!("claim.lua")]),
             look: allowed(&[FOUND, include_str!("look.lua")]),
             renew: allowed(&[include_str!("renew.lua")]),
             complete: allowed(&complete),
