@@ -222,7 +222,7 @@ impl Proxy {
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
                     let conclusion = claim::ask(route, &self.0.store, &identity.id, fingerprint).await;
-                    return Ok(respond::first(Arc::new(conclusion)));
+                    return Ok(keyed.first(Arc::new(conclusion)));
                 }
                 joined => return Ok(keyed.joined(joined)),
             }
@@ -339,7 +339,7 @@ impl Keyed<'_> {
         let answer = match joined {
             Joined::Concluded(conclusion) => respond::joined(&conclusion),
             Joined::Refused(problem) => Answer::problem(problem),
-            // Only a request with another fingerprint is sent to the store, and not from a seat of its own flight.
+            // A seat of its own flight: the store has just said that another process is at it.
             Joined::AskStore(_) => Answer::problem(Problem::in_progress(&self.identity.id)),
         };
         answer.with_preference(self.preferred_wait())
