@@ -1,7 +1,7 @@
 //! Faithful replay: what was recorded comes back byte for byte, and nothing that must not.
 
 use crate::support::wire::contains;
-use crate::support::{Gate, Script, Step, World, eventually, ms, reply};
+use crate::support::{Gate, Request, Script, Step, World, eventually, ms, reply};
 
 on_each_store! {
     async fn d1_status_and_fields_are_replayed_as_they_came(store) {
@@ -171,6 +171,31 @@ on_each_store! {
             assert_eq!(pending.answer().await.assert_replay(201).body, first.body);
         }
         assert_eq!(world.executions(), 1);
+    }
+}
+
+on_shared_stores! {
+    async fn d6_a_proxy_that_saw_the_attempt_running_elsewhere_notices_its_end(store) {
+        for preference in [None, Some("wait=0")] {
+            let duplicate = if preference.is_some() { "wait" } else { "reject" };
+            let route = format!("on_duplicate = \"{duplicate}\"");
+            let world = World::build(store).proxies(2).relayed().route(&route).start().await;
+            let request = match preference {
+                Some(preference) => Request::pay().key("k-1").field("Prefer", preference),
+                None => Request::pay().key("k-1"),
+            };
+            let gate = Gate::new();
+            world.upstream.next(reply(201).behind(&gate));
+            let owner = world.begin_pay("k-1");
+            world.upstream.reached(1).await;
+            // What the other proxy does after its refusal is still under way when the attempt is over.
+            world.relay().delay(ms(200));
+            request.send(world.proxies[1].address).await.assert_in_flight();
+            gate.open();
+            owner.answer().await.assert_executed(201);
+            request.send(world.proxies[1].address).await.assert_replay(201);
+            assert_eq!(world.executions(), 1);
+        }
     }
 }
 
