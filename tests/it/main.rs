@@ -10,6 +10,7 @@
 #[macro_use]
 mod support;
 
+mod documents;
 mod layout;
 
 mod commands;
