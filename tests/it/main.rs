@@ -9,6 +9,7 @@
 #[macro_use]
 mod support;
 
+mod documents;
 mod layout;
 mod model;
 
