@@ -1,8 +1,9 @@
 # The few verbs people need. `make demo` and `make test` are all the set-up there is.
 
 CARGO ?= cargo
+IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test check fmt clippy doc deps clean
+.PHONY: demo build test test-deploy check fmt clippy doc deps image static clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -13,6 +14,12 @@ build: ## The release binary, target/release/onceproxy.
 test: deps ## All tests, with real Redis servers; installs what they need.
 	$(CARGO) test --locked --all-targets
 	$(CARGO) test --locked --doc
+	$(MAKE) test-deploy
+
+test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .venv with the tools.
+	./scripts/install-deploy-tools
+	$(CARGO) build --locked --bin onceproxy
+	.venv/bin/python -m pytest -q tests/deploy
 
 check: fmt clippy doc ## What must be clean besides the tests.
 
@@ -27,6 +34,13 @@ doc:
 
 deps: ## Debian packages that the tests need and that are missing.
 	./scripts/install-test-packages
+
+image: ## The container image, with Docker, Podman or Buildah (IMAGE=name:tag, PLATFORMS=linux/amd64,linux/arm64).
+	./scripts/build-image $(IMAGE)
+
+static: ## A static binary, run as the image would run it; prints its path and size.
+	./scripts/install-deploy-tools
+	ONCEPROXY_STATIC="$$(./scripts/build-static)" .venv/bin/python -m pytest -q tests/deploy/test_image.py
 
 clean:
 	$(CARGO) clean

@@ -1,0 +1,255 @@
+"""The manifests: they render, Kubernetes would take them, and they say what the binary knows."""
+
+import re
+import subprocess
+import time
+import tomllib
+
+import kubernetes_validate
+import pytest
+import yaml
+from conftest import OVERLAYS, ROOT, Workload, clean_environment, free_port, run
+
+# The oldest Kubernetes with native sidecars, and the newest whose schema the checks have.
+VERSIONS = ["1.29", "1.37"]
+# Schemas of these are not Kubernetes' own.
+CUSTOM = {"PodMonitor", "PrometheusRule"}
+# What the proxy may take after the drain: cut-off attempts tell the store, their callers hear it (src/app.rs), and the
+# container ends.
+LAST_WORDS = 5
+
+
+def seconds(duration):
+    number, unit = re.fullmatch(r"(\d+)(ms|s|m|h|d)", duration).groups()
+    return int(number) * {"ms": 0.001, "s": 1, "m": 60, "h": 3600, "d": 86400}[unit]
+
+
+def size(text):
+    number, unit = re.fullmatch(r"(\d+)(B|KiB|MiB|GiB|Ki|Mi|Gi)", text).groups()
+    return int(number) * 1024 ** "BKMG".index(unit[0])
+
+
+def effective(binary, workload, folder):
+    """The settings that the container would run with, as the binary itself prints them."""
+    file = workload.settings_file(folder)
+    environment = workload.environment() | {"ONCEPROXY_CONFIG": str(file)}
+    return tomllib.loads(run(binary, "check", environment=environment))
+
+
+def test_there_are_overlays():
+    assert {"gateway", "gateway-disk", "webhook-ingress", "worker-egress"} <= set(OVERLAYS)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("folder", [f"overlays/{name}" for name in OVERLAYS] + ["redis", "monitoring"])
+def test_kubernetes_takes_what_is_rendered(render, folder, version):
+    for document in render(folder):
+        if document["kind"] not in CUSTOM:
+            kubernetes_validate.validate(document, version, strict=True)
+
+
+def test_names_that_are_referred_to_exist(workload):
+    for mount in workload.container["volumeMounts"]:
+        claims = workload.document["spec"].get("volumeClaimTemplates", [])
+        volumes = [volume["name"] for volume in workload.pod.get("volumes", [])]
+        assert mount["name"] in volumes + [claim["metadata"]["name"] for claim in claims]
+    workload.environment()
+    for ingress in workload.of_kind("Ingress"):
+        for rule in ingress["spec"]["rules"]:
+            for path in rule["http"]["paths"]:
+                service = workload.named("Service", path["backend"]["service"]["name"])
+                names = [port["name"] for port in service["spec"]["ports"]]
+                assert path["backend"]["service"]["port"]["name"] in names
+
+
+def test_selectors_find_the_pods(workload):
+    pods = [(one, one["spec"]["template"]) for one in workload.documents if one["kind"] in ("Deployment", "StatefulSet")]
+    labels = [template["metadata"]["labels"] for _, template in pods]
+    for workload_document, template in pods:
+        wanted = workload_document["spec"]["selector"]["matchLabels"]
+        assert wanted.items() <= template["metadata"]["labels"].items()
+    for kind, selector in [
+        ("Service", lambda spec: spec["selector"]),
+        ("PodDisruptionBudget", lambda spec: spec["selector"]["matchLabels"]),
+        ("NetworkPolicy", lambda spec: spec["podSelector"]["matchLabels"]),
+    ]:
+        for document in workload.of_kind(kind):
+            wanted = selector(document["spec"])
+            found = [one for one in labels if wanted.items() <= one.items()]
+            assert len(found) == 1, f"{kind} {document['metadata']['name']} selects {len(found)} workloads"
+
+
+def test_the_command_and_the_environment_are_the_binarys(binary, workload):
+    assert "command" not in workload.container, "the image's ENTRYPOINT is the binary"
+    command, *flags = workload.container["args"]
+    help_text = run(binary, command, "--help")
+    for flag in flags:
+        assert flag.split("=")[0] in help_text
+    known = set(re.findall(r"ONCEPROXY_[A-Z_]+", run(binary, "--help")))
+    for variable in workload.container["env"]:
+        assert variable["name"] in known
+
+
+def test_the_settings_hold_without_a_warning(binary, workload, tmp_path):
+    file = workload.settings_file(tmp_path)
+    done = subprocess.run(
+        [binary, "check"],
+        env=clean_environment(workload.environment() | {"ONCEPROXY_CONFIG": str(file)}),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_ports_are_those_of_the_settings(binary, workload, tmp_path):
+    settings = effective(binary, workload, tmp_path)
+    proxy, admin = (address.rpartition(":") for address in (settings["listen"], settings["admin"]["listen"]))
+    ports = workload.ports()
+    assert ports == {"once-proxy": int(proxy[2]), "once-admin": int(admin[2])}
+    # The kubelet and Prometheus come by the pod's address.
+    assert admin[0] == "0.0.0.0"
+    services = [one for one in workload.of_kind("Service") if one["spec"]["selector"].items() <= workload.labels.items()]
+    for service in services:
+        assert [port["targetPort"] for port in service["spec"]["ports"]] == [ports["once-proxy"]]
+        assert proxy[0] == "0.0.0.0", "a service leads to a listener on loopback"
+    # Without a service nobody but the pod itself has business with the proxy.
+    assert services or proxy[0] == "127.0.0.1"
+    for policy in workload.of_kind("NetworkPolicy"):
+        if policy["spec"]["podSelector"]["matchLabels"].items() <= workload.labels.items():
+            let_in = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
+            assert let_in == set(ports.values()) if services else let_in == {ports["once-admin"]}
+
+
+def test_a_worker_calls_its_own_proxy(binary, render, tmp_path):
+    workload = Workload(render("overlays/worker-egress"))
+    url = workload.pod["containers"][0]["env"][0]["value"]
+    assert url == f"http://{effective(binary, workload, tmp_path)['listen']}"
+
+
+def test_probes_are_answered(workload, start, tmp_path):
+    file = workload.settings_file(tmp_path)
+    proxy = start(
+        environment=workload.environment()
+        | {
+            "ONCEPROXY_CONFIG": str(file),
+            "ONCEPROXY_LISTEN": "127.0.0.1:0",
+            "ONCEPROXY_ADMIN_LISTEN": "127.0.0.1:0",
+            "ONCEPROXY_STORE": "memory:",
+        }
+    )
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        asked = workload.container[probe]["httpGet"]
+        assert workload.ports()[asked["port"]] == workload.ports()["once-admin"]
+        status, body = proxy.get(asked["path"])
+        assert status == 200, f"{probe}: {status} {body}"
+    # What a probe could be misspelt to, and what strangers could ask for, is not open.
+    assert proxy.get("/healthz")[0] == 401
+    assert proxy.get("/records")[0] == 401
+
+
+def test_the_grace_period_covers_the_drain(binary, workload, tmp_path):
+    settings = effective(binary, workload, tmp_path)
+    pre_stops = [
+        int(container["lifecycle"]["preStop"]["exec"]["command"][1])
+        for container in workload.pod["containers"]
+        if "preStop" in container.get("lifecycle", {})
+    ]
+    drain = seconds(settings["drain_delay"]) + seconds(settings["drain_timeout"]) + seconds(settings["store"]["timeout"])
+    needed = max(pre_stops, default=0) + drain + LAST_WORDS
+    assert workload.pod["terminationGracePeriodSeconds"] >= needed
+    # Nobody who still waits for an answer is cut off.
+    for route in settings["route"]:
+        assert seconds(settings["drain_timeout"]) >= seconds(route["timeout"])
+        if pre_stops:
+            assert max(pre_stops) >= seconds(route["timeout"]) + 10
+
+
+def test_bodies_fit_into_the_memory_limit(binary, workload, tmp_path):
+    settings = effective(binary, workload, tmp_path)
+    limit = size(workload.container["resources"]["limits"]["memory"])
+    # 20 MiB idle, and what a connection and a waiting duplicate cost besides their bodies: about 12 KiB each.
+    limits = settings["limits"]
+    fixed = size("20MiB") + (limits["connections"] + limits["waiting"]) * size("12KiB")
+    assert size(limits["buffered"]) + fixed <= limit
+    assert "cpu" not in workload.container["resources"]["limits"], "a throttled proxy renews its leases late"
+
+
+def test_a_sidecar_is_a_native_one(render):
+    for name in ("worker-egress", "webhook-ingress"):
+        workload = Workload(render(f"overlays/{name}"))
+        assert workload.container in workload.pod["initContainers"]
+        assert workload.container["restartPolicy"] == "Always"
+
+
+def test_every_pod_is_of_the_restricted_profile(workload):
+    """The Pod Security Standards' restricted profile, and a root filesystem that nobody writes to."""
+    for document in workload.documents:
+        pod = document.get("spec", {}).get("template", {}).get("spec")
+        if pod is None:
+            continue
+        of_pod = pod["securityContext"]
+        assert not {"hostNetwork", "hostPID", "hostIPC"} & pod.keys()
+        assert pod["automountServiceAccountToken"] is False
+        for container in pod["containers"] + pod.get("initContainers", []):
+            context = of_pod | container["securityContext"]
+            assert context["runAsNonRoot"] is True and context["runAsUser"] > 0
+            assert context["seccompProfile"]["type"] == "RuntimeDefault"
+            assert context["allowPrivilegeEscalation"] is False
+            assert context["readOnlyRootFilesystem"] is True
+            assert context["capabilities"] == {"drop": ["ALL"]}
+            assert container["resources"]["requests"] and container["resources"]["limits"]["memory"]
+            assert "hostPort" not in [key for port in container.get("ports", []) for key in port]
+        assert "hostPath" not in [key for volume in pod.get("volumes", []) for key in volume]
+
+
+def test_a_disk_store_lies_on_a_volume_and_has_one_holder(binary, workload, tmp_path):
+    url = effective(binary, workload, tmp_path)["store"]["url"]
+    if not url.startswith("disk:"):
+        assert url.startswith("redis://onceproxy-redis:")
+        assert workload.of_kind("Service"), "the trial Redis is missing"
+        return
+    assert workload.document["kind"] == "StatefulSet" and workload.document["spec"]["replicas"] == 1
+    mounts = [mount["mountPath"] for mount in workload.container["volumeMounts"] if not mount.get("readOnly")]
+    assert any(url.removeprefix("disk:").startswith(f"{mount}/") for mount in mounts)
+    assert workload.pod["securityContext"]["fsGroup"] == workload.pod["securityContext"]["runAsUser"]
+    assert not workload.of_kind("PodDisruptionBudget"), "it would block the draining of the node"
+
+
+def test_the_trial_redis_keeps_the_promise(start, tmp_path):
+    """The settings of the trial Redis on a real server: the proxy is ready on it, so it neither evicts nor is away."""
+    port = free_port()
+    command = ["redis-server", ROOT / "k8s/redis/redis.conf", "--port", str(port), "--bind", "127.0.0.1"]
+    server = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        proxy = start(
+            environment={
+                "ONCEPROXY_CONFIG": str(ROOT / "k8s/overlays/gateway/onceproxy.toml"),
+                "ONCEPROXY_LISTEN": "127.0.0.1:0",
+                "ONCEPROXY_ADMIN_LISTEN": "127.0.0.1:0",
+                "ONCEPROXY_STORE": f"redis://127.0.0.1:{port}",
+            }
+        )
+        deadline = time.monotonic() + 30
+        while (answer := proxy.get("/readyz"))[0] != 200 and time.monotonic() < deadline:
+            assert server.poll() is None, "Redis does not take the settings"
+            time.sleep(0.05)
+        assert answer == (200, "ready\n")
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_pods_are_scraped_where_they_answer(workload, render):
+    monitor = next(one for one in render("monitoring") if one["kind"] == "PodMonitor")
+    for expression in monitor["spec"]["selector"]["matchExpressions"]:
+        assert expression["operator"] == "Exists" and expression["key"] in workload.labels
+    assert monitor["spec"]["jobLabel"] in workload.labels
+    for endpoint in monitor["spec"]["podMetricsEndpoints"]:
+        assert endpoint["port"] in workload.ports()
+        assert endpoint["path"] == "/metrics"
+
+
+def test_the_operators_rules_are_the_tested_ones(render):
+    rule = next(one for one in render("monitoring") if one["kind"] == "PrometheusRule")
+    tested = yaml.safe_load((ROOT / "observability/alerts.yaml").read_text())
+    assert rule["spec"] == tested, "run scripts/write-prometheus-rule"
