@@ -291,7 +291,8 @@ on_shared_stores! {
     }
 
     async fn a7_a_claim_that_arrives_after_its_attempt_is_over_claims_nothing(store) {
-        let world = World::build(store).relayed().store("timeout = \"1s\"").route("on_duplicate = \"reject\"").start().await;
+        let builder = World::build(store).relayed().store("timeout = \"1s\"");
+        let world = builder.route("on_duplicate = \"reject\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
         world.relay().lose_reply_to(":r:", Loss::Late);
         world.upstream.next(reply(429));

@@ -132,7 +132,8 @@ on_lasting_stores! {
 
 on_shared_stores! {
     async fn b1_another_proxy_finds_the_killed_owners_record_unknown(store) {
-        let mut world = World::build(store).proxies(2).route("lease = \"1s\"\n on_duplicate = \"reject\"").start().await;
+        let builder = World::build(store).proxies(2);
+        let mut world = builder.route("lease = \"1s\"\n on_duplicate = \"reject\"").start().await;
         kill_the_owner(&mut world).await;
         // The other proxy is the only one left.
         world.proxies.remove(0);
@@ -383,7 +384,8 @@ on_each_store! {
     async fn b7_executed_replays_what_the_operator_found(store) {
         let world = abandoned(store).await;
         let record = world.proxy().only_open_record().await;
-        let response = json!({"status": 201, "headers": [["content-type", "text/plain"], ["X-Found", "by hand"]], "body": "found"});
+        let headers = json!([["content-type", "text/plain"], ["X-Found", "by hand"]]);
+        let response = json!({"status": 201, "headers": headers, "body": "found"});
         let resolved = world.proxy().resolve(&record, json!({"outcome": "executed", "response": response})).await;
         assert_eq!(resolved.status, 200, "{}", resolved.shown());
         let replay = world.pay("k-1").await;

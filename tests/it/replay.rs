@@ -148,7 +148,8 @@ on_each_store! {
         let age: u64 = replay.field("Age").expect("an Age").parse().unwrap();
         assert!(age < 60, "{age}");
         let status = replay.field("Cache-Status").unwrap();
-        let ttl: u64 = status.strip_prefix("onceproxy; hit; ttl=").unwrap_or_else(|| panic!("{status}")).parse().unwrap();
+        let ttl = status.strip_prefix("onceproxy; hit; ttl=").unwrap_or_else(|| panic!("{status}"));
+        let ttl: u64 = ttl.parse().unwrap();
         assert!((1..=60).contains(&ttl), "{status}");
     }
 

@@ -181,7 +181,8 @@ on_shared_stores! {
     async fn a_damaged_record_is_refused_even_where_the_route_forwards(store) {
         let world = World::with(store, "on_store_error = \"forward\"").await;
         world.pay("k-1").await.assert_executed(201);
-        let spoil = "local k = redis.call('KEYS', '*:r:*')[1] redis.call('SETRANGE', k, 0, '\\255\\255\\255\\255') return k";
+        let spoil = "local k = redis.call('KEYS', '*:r:*')[1] \
+                     return redis.call('SETRANGE', k, 0, '\\255\\255\\255\\255')";
         world.redis().command(&["EVAL", spoil, "0"]).await;
         assert_refused(&world.pay("k-1").await);
         assert_eq!(world.executions(), 1);
