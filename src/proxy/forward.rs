@@ -132,7 +132,7 @@ async fn send(route: &Route, lease: &Lease, outgoing: &Outgoing) -> Result<http:
         let ready = match connection {
             Ok(ready) => ready,
             Err(error) => {
-                tracing::warn!(route = %route.config.name, error = %Chain(&error), "upstream not reached");
+                tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream not reached");
                 return Err(Outcome::NotSent(unreachable(error)));
             }
         };

@@ -84,7 +84,7 @@ fn every_value_of_a_metrics_label_is_listed() {
         listed.extend(codes(&row[0]).map(str::to_owned));
     }
     let measured = read("src/store/measured.rs");
-    let operations = measured.split("store_operation(\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let operations = measured.split("operation(metrics, \"").skip(1).filter_map(|rest| rest.split('"').next());
     let mut words = set(operations);
     words.extend(RequestResult::ALL.map(|result| result.as_str().to_owned()));
     words.extend(StoreErrorKind::ALL.map(|kind| kind.as_str().to_owned()));

@@ -4,8 +4,6 @@
 //! caller is in the comment at its head. All but the claim may run on a server that is full (`allow-oom`): a claim that
 //! is refused loses nothing, a completion that is refused loses an answer.
 
-use std::borrow::Cow;
-
 use redis::Cmd;
 
 use crate::record::TOMBSTONE_TTL;
@@ -83,7 +81,13 @@ impl Scripts {
 pub(super) struct Call<'a> {
     script: &'a Script,
     keys: Vec<String>,
-    args: Vec<Cow<'a, [u8]>>,
+    args: Vec<Arg<'a>>,
+}
+
+enum Arg<'a> {
+    Borrowed(&'a [u8]),
+    Made(Vec<u8>),
+    Number(u64),
 }
 
 impl<'a> Call<'a> {
@@ -94,18 +98,19 @@ impl<'a> Call<'a> {
 
     /// Adds an argument.
     pub(super) fn arg(mut self, arg: &'a [u8]) -> Call<'a> {
-        self.args.push(Cow::Borrowed(arg));
+        self.args.push(Arg::Borrowed(arg));
         self
     }
 
     /// Adds a number.
-    pub(super) fn number(self, arg: impl Into<u128> + Copy) -> Call<'a> {
-        self.made(arg.into().to_string().into_bytes())
+    pub(super) fn number(mut self, arg: impl Into<u64>) -> Call<'a> {
+        self.args.push(Arg::Number(arg.into()));
+        self
     }
 
     /// Adds bytes made for this call.
     pub(super) fn made(mut self, arg: Vec<u8>) -> Call<'a> {
-        self.args.push(Cow::Owned(arg));
+        self.args.push(Arg::Made(arg));
         self
     }
 
@@ -121,10 +126,22 @@ impl<'a> Call<'a> {
     }
 
     fn command(&self, name: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys);
+        // The longest number has 20 digits.
+        let size = |arg: &Arg<'_>| match arg {
+            Arg::Borrowed(bytes) => bytes.len(),
+            Arg::Made(bytes) => bytes.len(),
+            Arg::Number(_) => 20,
+        };
+        let keys: usize = self.keys.iter().map(String::len).sum();
+        let data = name.len() + script.len() + 20 + keys + self.args.iter().map(size).sum::<usize>();
+        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), data);
+        command.arg(name).arg(script).arg(self.keys.len()).arg(&self.keys);
         for arg in &self.args {
-            command.arg(arg.as_ref());
+            match arg {
+                Arg::Borrowed(bytes) => command.arg(bytes),
+                Arg::Made(bytes) => command.arg(bytes),
+                Arg::Number(number) => command.arg(number),
+            };
         }
         command
     }
