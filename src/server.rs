@@ -8,7 +8,7 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -136,10 +136,11 @@ fn spawn<S, F, B>(
     let answering = service_fn(move |request| {
         let turn = exchange.begin();
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
-        let called = verdict.map(|()| service(request, peer));
+        // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
+        let called = verdict.map(|()| Box::pin(service(request, peer)));
         answer(called, turn, peer)
     });
-    let connection = http.serve_connection(TokioIo::new(wire), answering);
+    let connection = Box::pin(http.serve_connection(TokioIo::new(wire), answering));
     spawn_counted(tasks, async move {
         // Held until the connection is closed: its place under the limit, and its counts.
         let _seat = seat;
@@ -150,7 +151,11 @@ fn spawn<S, F, B>(
 }
 
 /// Waits for the service's answer, or refuses the request.
-async fn answer<F, B>(called: Result<F, HeadFault>, turn: Turn, peer: Peer) -> Result<Response<Answer<B>>, Infallible>
+async fn answer<F, B>(
+    called: Result<Pin<Box<F>>, HeadFault>,
+    turn: Turn,
+    peer: Peer,
+) -> Result<Response<Answer<B>>, Infallible>
 where
     F: Future<Output = Response<B>>,
 {
@@ -179,14 +184,16 @@ where
 
 /// Runs a connection to its end, and has it end with the request that is being answered when draining begins. A
 /// connection that is between two requests then is closed by its [`Wire`].
-async fn drive<S, B>(connection: http1::Connection<TokioIo<Wire>, S>, exchange: &Exchange) -> hyper::Result<()>
+async fn drive<S, B>(
+    mut connection: Pin<Box<http1::Connection<TokioIo<Wire>, S>>>,
+    exchange: &Exchange,
+) -> hyper::Result<()>
 where
     S: HttpService<Incoming, ResBody = B>,
     S::Error: Into<BoxError>,
     B: Body + 'static,
     B::Error: Into<BoxError>,
 {
-    let mut connection = pin!(connection);
     let drain = exchange.drain();
     let mut wake = None;
     let mut told = false;

@@ -157,7 +157,7 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
         fields.insert(name, key.to_header_value(quoted));
     }
     if route.forwarded == Forwarded::Append {
-        append_forwarded(&mut fields, head, peer);
+        append_forwarded(&mut fields, head, peer, &named);
     }
     add_via(&mut fields, head.version);
     fields
@@ -165,10 +165,15 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
 
 /// Puts the key into the form of the first time, where a resend would otherwise show another one.
 pub fn keep_key_form(route: &Route, fields: &mut HeaderMap, key: &Key, quoted: bool) {
-    if route.forward_key != ForwardKey::Same || key.is_quoted() == quoted {
+    if key.is_quoted() == quoted {
         return;
     }
-    if let Some(name) = key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)) {
+    let name = match &route.forward_key {
+        ForwardKey::Same => key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)),
+        ForwardKey::Renamed(name) => Some(name),
+        ForwardKey::None => None,
+    };
+    if let Some(name) = name {
         fields.insert(name, key.to_header_value(quoted));
     }
 }
@@ -195,12 +200,17 @@ fn host(route: &Route, head: &request::Parts) -> HeaderValue {
     host.unwrap_or_else(|| HeaderValue::from_static(""))
 }
 
-fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr) {
+fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr, named: &[HeaderName]) {
     let host = head.headers.get(HOST);
     let ip = peer.ip();
-    append_list(fields, &head.headers, X_FORWARDED_FOR, &ip.to_string());
+    // What `Connection` names was meant for this hop and goes no further.
+    let received = |name: &HeaderName| {
+        let meant_for_all = !named.contains(name);
+        head.headers.get_all(name).into_iter().filter(move |_| meant_for_all)
+    };
+    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, &ip.to_string());
     for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
-        for value in head.headers.get_all(&name) {
+        for value in received(&name) {
             fields.append(&name, value.clone());
         }
     }
@@ -216,13 +226,18 @@ fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketA
     if let Some(host) = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\'])) {
         element.push_str(&format!(";host=\"{host}\""));
     }
-    append_list(fields, &head.headers, FORWARDED, &element);
+    append_list(fields, received(&FORWARDED), FORWARDED, &element);
 }
 
 /// One line with what was received, if anything, and this element at its end.
-fn append_list(fields: &mut HeaderMap, received: &HeaderMap, name: HeaderName, element: &str) {
+fn append_list<'a>(
+    fields: &mut HeaderMap,
+    received: impl Iterator<Item = &'a HeaderValue>,
+    name: HeaderName,
+    element: &str,
+) {
     let mut line = Vec::new();
-    for value in received.get_all(&name) {
+    for value in received {
         line.extend_from_slice(value.as_bytes());
         line.extend_from_slice(b", ");
     }
@@ -232,8 +247,8 @@ fn append_list(fields: &mut HeaderMap, received: &HeaderMap, name: HeaderName, e
     }
 }
 
-/// The upstream's fields as the first caller gets them: without those of the hop, and with a `Date` (RFC 9110 section
-/// 6.6.1 lets a recipient add one), so that a replay can show the same.
+/// The upstream's fields as the first caller gets them: without those of the hop, with a `Date` (RFC 9110 section 6.6.1
+/// lets a recipient add one) and this hop's `Via`, so that a replay can show the same.
 ///
 /// `Content-Length` stays only where `keep_length` says that the body does not give it.
 pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
@@ -248,7 +263,16 @@ pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
         let now = httpdate::fmt_http_date(std::time::SystemTime::now());
         fields.append(DATE, HeaderValue::from_str(&now).expect("an HTTP date is visible ASCII"));
     }
+    add_via(&mut fields, head.version);
     fields
+}
+
+/// Announces trailers, which are sent only if the field `Trailer` names them (RFC 9110 section 6.6.2).
+pub fn announce_trailers(fields: &mut HeaderMap, trailers: &HeaderMap) {
+    let names: Vec<&str> = trailers.keys().map(HeaderName::as_str).collect();
+    if let (false, Ok(value)) = (names.is_empty(), HeaderValue::from_str(&names.join(", "))) {
+        fields.insert(TRAILER, value);
+    }
 }
 
 fn is_recorded(route: &Route, name: &HeaderName) -> bool {

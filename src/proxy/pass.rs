@@ -77,7 +77,7 @@ pub async fn pass(
     *response.status_mut() = parts.status;
     *response.headers_mut() = headers::from_upstream(&parts, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
-    Ok(Answer::new(response, RequestResult::Unprotected).with_via())
+    Ok(Answer::new(response, RequestResult::Unprotected))
 }
 
 enum Failure {
