@@ -2,6 +2,7 @@
 
 import re
 import subprocess
+import sys
 import time
 import tomllib
 
@@ -124,6 +125,40 @@ def test_a_worker_calls_its_own_proxy(binary, render, tmp_path):
     workload = Workload(render("overlays/worker-egress"))
     url = workload.pod["containers"][0]["env"][0]["value"]
     assert url == f"http://{effective(binary, workload, tmp_path)['listen']}"
+
+
+def test_the_examples_call_happens_once(binary, start, render, tmp_path):
+    """The shell of the example worker and the Python of the example endpoint, with the proxy between them."""
+    worker = Workload(render("overlays/worker-egress")).pod["containers"][0]["command"]
+    webhooks = Workload(render("overlays/webhook-ingress"))
+    script = next(one["data"]["endpoint.py"] for one in webhooks.of_kind("ConfigMap") if "endpoint.py" in one["data"])
+    port = free_port()
+    upstream = effective(binary, webhooks, tmp_path)["route"][0]["upstream"]
+    assert upstream.endswith(":3000") and script.count(" 3000)") == 1
+    (tmp_path / "endpoint.py").write_text(script.replace(" 3000)", f" {port})"))
+    endpoint = subprocess.Popen([sys.executable, tmp_path / "endpoint.py"], stdout=subprocess.PIPE, text=True)
+    settings = {
+        "ONCEPROXY_UPSTREAM": f"http://127.0.0.1:{port}",
+        "ONCEPROXY_LISTEN": "127.0.0.1:0",
+        "ONCEPROXY_ADMIN_LISTEN": "127.0.0.1:0",
+        "ONCEPROXY_STORE": "memory:",
+    }
+    proxy = start(environment=settings)
+    try:
+        while proxy.ask("proxy", "/is-it-up", "{}")[0] == 502:
+            assert endpoint.poll() is None
+        url = f"http://{proxy.addresses['proxy']}"
+        # Twice the same two jobs, as after a restart of the container.
+        for _ in range(2):
+            jobs = worker[-1].replace("sleep 10", "[ $job = 2 ] && exit; sleep 0")
+            environment = clean_environment({"HOSTNAME": "w-0", "PAYMENTS_URL": url})
+            subprocess.run([*worker[:-1], jobs], env=environment, timeout=30, check=True)
+        endpoint.terminate()
+        handled, _ = endpoint.communicate(timeout=10)
+    finally:
+        endpoint.kill()
+    assert endpoint.returncode == 0
+    assert handled.count("handled /v1/payments") == 2
 
 
 def test_probes_are_answered(workload, start, tmp_path):
