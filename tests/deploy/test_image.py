@@ -107,12 +107,13 @@ def root(tmp_path):
     """The image's root folder, with what every container engine adds: two files about names, and the devices."""
     image = Image()
     sources = {CERTIFICATES: pathlib.Path(CERTIFICATES), "/onceproxy": pathlib.Path(STATIC), "/data": None}
-    for *_, target in image.copies:
+    for *flags, _, target in image.copies:
         place = tmp_path / target[1:]
         place.parent.mkdir(parents=True, exist_ok=True)
         if sources[target] is None:
             place.mkdir()
-            os.chown(place, image.user, image.group)
+            owner = next((flag.partition("=")[2] for flag in flags if flag.startswith("--chown=")), "0:0")
+            os.chown(place, *(int(number) for number in owner.split(":")))
         else:
             shutil.copy(sources[target], place)
     (tmp_path / "etc/hosts").write_text("127.0.0.1 localhost\n127.0.0.1 by-file.test\n")
@@ -161,12 +162,12 @@ def test_the_binary_runs_in_the_image(root):
     names = name_server("by-dns.test")
     try:
         for name in ("by-file.test", "by-dns.test"):
-            (root / "data/onceproxy.toml").write_text(
+            (root / "onceproxy.toml").write_text(
                 f'listen = "127.0.0.1:0"\n[log]\nformat = "json"\n'
                 f'[[route]]\nname = "r"\nupstream = "http://{name}:{upstream.server_port}"\n'
             )
             # A settings file in the environment, as the manifests have it, is found by the health check too.
-            inside["env"]["ONCEPROXY_CONFIG"] = "/data/onceproxy.toml"
+            inside["env"]["ONCEPROXY_CONFIG"] = "/onceproxy.toml"
             upstream.count = 0
             proxy = Running([*image.entrypoint, *image.command], **inside)
             try:

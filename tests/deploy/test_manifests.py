@@ -5,6 +5,7 @@ import subprocess
 import sys
 import time
 import tomllib
+import urllib.parse
 
 import kubernetes_validate
 import pytest
@@ -119,6 +120,41 @@ def test_ports_are_those_of_the_settings(binary, workload, tmp_path):
         if policy["spec"]["podSelector"]["matchLabels"].items() <= workload.labels.items():
             let_in = {port["port"] for rule in policy["spec"]["ingress"] for port in rule["ports"]}
             assert let_in == set(ports.values()) if services else let_in == {ports["once-admin"]}
+
+
+def test_the_proxy_is_let_out_to_its_store_and_upstreams(binary, workload, tmp_path):
+    settings = effective(binary, workload, tmp_path)
+    policy = next(
+        one["spec"]
+        for one in workload.of_kind("NetworkPolicy")
+        if one["spec"]["podSelector"]["matchLabels"].items() <= workload.labels.items()
+    )
+    anywhere = {port["port"] for rule in policy["egress"] if "to" not in rule for port in rule["ports"]}
+    assert 53 in anywhere
+    for route in settings["route"]:
+        upstream = urllib.parse.urlsplit(route["upstream"])
+        assert upstream.hostname == "127.0.0.1" or {"https": 443, "http": 80}[upstream.scheme] in anywhere
+    to_pods = [(rule["to"][0]["podSelector"]["matchLabels"], rule["ports"]) for rule in policy["egress"] if "to" in rule]
+    store = urllib.parse.urlsplit(settings["store"]["url"])
+    if store.scheme == "disk":
+        assert to_pods == []
+        return
+    # By name to the service, by its labels to the server, by the policy to its port, and by the server's own in again.
+    service = workload.named("Service", store.hostname)["spec"]
+    server = workload.named("StatefulSet", store.hostname)["spec"]["template"]
+    labels = server["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items() and service["ports"][0]["port"] == store.port
+    [container] = server["spec"]["containers"]
+    served = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert served[service["ports"][0]["targetPort"]] == store.port
+    [(wanted, ports)] = to_pods
+    assert wanted.items() <= labels.items() and ports == [{"port": store.port}]
+    of_server = workload.named("NetworkPolicy", store.hostname)["spec"]
+    assert of_server["podSelector"]["matchLabels"].items() <= labels.items()
+    [let_in] = of_server["ingress"]
+    assert let_in["ports"] == ports
+    [expression] = let_in["from"][0]["podSelector"]["matchExpressions"]
+    assert expression["key"] in workload.labels and expression["operator"] == "Exists"
 
 
 def test_a_worker_calls_its_own_proxy(binary, render, tmp_path):
@@ -264,7 +300,7 @@ def test_the_trial_redis_keeps_the_promise(start, tmp_path):
                 "ONCEPROXY_STORE": f"redis://127.0.0.1:{port}",
             }
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 15
         while (answer := proxy.get("/readyz"))[0] != 200 and time.monotonic() < deadline:
             assert server.poll() is None, "Redis does not take the settings"
             time.sleep(0.05)
