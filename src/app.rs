@@ -133,15 +133,16 @@ impl App {
             signals,
             config,
         };
-        for number in 0..app.config.threads {
-            app.start_core(number)?;
+        let first = Proxy::new(&app.config, &app.shared, app.store.store.for_core())
+            .map_err(|(route, source)| RunError::Upstream { route, source: Box::new(source) })?;
+        for number in 1..app.config.threads {
+            app.start_core(number, first.for_another_core())?;
         }
+        app.start_core(0, first)?;
         Ok(app)
     }
 
-    fn start_core(&mut self, number: usize) -> Result<(), RunError> {
-        let proxy = Proxy::new(&self.config, &self.shared, self.store.store.for_core())
-            .map_err(|(route, source)| RunError::Upstream { route, source: Box::new(source) })?;
+    fn start_core(&mut self, number: usize, proxy: Proxy) -> Result<(), RunError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("a runtime"))?;
         let (core, inbox) = server::core();

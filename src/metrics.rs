@@ -4,8 +4,8 @@
 //! credentials and bodies never get here. Handles are resolved once at start, so that counting on the path of a
 //! request takes no look-up.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
@@ -217,7 +217,7 @@ impl Metrics {
             Unit::Seconds,
             self.upstream_seconds.clone(),
         );
-        r.register("in_flight", "Attempts that are running now", self.in_flight.clone());
+        r.register("in_flight", "Attempts and plain requests that are being forwarded now", self.in_flight.clone());
         r.register("waiting", "Duplicates that wait for a running attempt", self.waiting.clone());
         r.register(
             "lease_used_ratio",
@@ -276,7 +276,9 @@ impl Metrics {
         let with_result = |result| RouteResultLabels { route: name.to_owned(), result };
         RouteMetrics {
             requests: RequestResult::ALL.map(|r| self.requests.get_or_create(&with_result(r)).clone()),
-            request_seconds: RequestResult::ALL.map(|r| self.request_seconds.get_or_create(&with_result(r)).clone()),
+            name: name.to_owned(),
+            request_seconds: Default::default(),
+            all_request_seconds: self.request_seconds.clone(),
             upstream_sends: self.upstream_sends.get_or_create(&label).clone(),
             upstream_resends: self.upstream_resends.get_or_create(&label).clone(),
             upstream_seconds: self.upstream_seconds.get_or_create(&label).clone(),
@@ -338,6 +340,13 @@ pub struct StoreOperationMetrics {
 }
 
 impl StoreOperationMetrics {
+    /// Shows these kinds of failures before the first of them, so that an alert on their rate sees it.
+    pub fn show(&self, kinds: impl IntoIterator<Item = &'static str>) {
+        for kind in kinds {
+            drop(self.errors.get_or_create(&OperationKindLabels { operation: self.operation, kind }));
+        }
+    }
+
     /// Observes how long an operation took that began at `start`.
     pub fn took(&self, start: Instant) {
         self.seconds.observe(start.elapsed().as_secs_f64());
@@ -353,14 +362,17 @@ impl StoreOperationMetrics {
 #[derive(Clone, Debug)]
 pub struct RouteMetrics {
     requests: [Counter<u64, AtomicU64>; 15],
-    request_seconds: [Histogram; 15],
+    name: String,
+    /// Made when first needed: each is a series for every bucket, and most results are rare.
+    request_seconds: Arc<[OnceLock<Histogram>; 15]>,
+    all_request_seconds: HistogramFamily<RouteResultLabels>,
     /// Requests handed to an upstream connection.
     pub upstream_sends: Counter,
     /// Second sends after a first that certainly was none.
     pub upstream_resends: Counter,
     /// Time of the upstream's whole answer.
     pub upstream_seconds: Histogram,
-    /// Attempts that run now.
+    /// Attempts and plain requests that are being forwarded now.
     pub in_flight: Gauge,
     /// Duplicates that wait now.
     pub waiting: Gauge,
@@ -386,7 +398,11 @@ impl RouteMetrics {
     /// Counts a request that ended like this, and observes how long it took.
     pub fn answered(&self, result: RequestResult, took: Duration) {
         self.requests[result as usize].inc();
-        self.request_seconds[result as usize].observe(took.as_secs_f64());
+        let seconds = self.request_seconds[result as usize].get_or_init(|| {
+            let labels = RouteResultLabels { route: self.name.clone(), result };
+            self.all_request_seconds.get_or_create(&labels).clone()
+        });
+        seconds.observe(took.as_secs_f64());
     }
 }
 

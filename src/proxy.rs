@@ -53,7 +53,7 @@ use self::route::{Route, Routes};
 use crate::config::{Config, Limits};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Claim, Fingerprint, Reason};
-use crate::shutdown::{Signal, Tasks, spawn_counted};
+use crate::shutdown::{Signal, TaskGuard, Tasks};
 use crate::store::Store;
 use crate::upstream::{Pool, TlsSetupError};
 
@@ -103,7 +103,7 @@ struct Core {
 }
 
 impl Proxy {
-    /// The proxy of one core: with connection pools of its own, and this handle on the store.
+    /// The proxy of the first core, with this handle on the store.
     ///
     /// # Errors
     /// The name of a route, if the certificates for its `https` upstream cannot be read.
@@ -124,6 +124,18 @@ impl Proxy {
         })))
     }
 
+    /// The proxy of a further core: with connections of its own, and its own handle on the store.
+    pub fn for_another_core(&self) -> Proxy {
+        Proxy(Arc::new(Core {
+            routes: self.0.routes.for_another_core(),
+            policies: self.0.policies.clone(),
+            store: self.0.store.for_core(),
+            shared: self.0.shared.clone(),
+            body_timeout: self.0.body_timeout,
+            log_requests: self.0.log_requests,
+        }))
+    }
+
     /// Answers one request.
     pub async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
         let started = Instant::now();
@@ -142,6 +154,7 @@ impl Proxy {
         if self.0.log_requests {
             tracing::info!(
                 route = %route.config.name,
+                record = answer.record.as_ref().map(tracing::field::display),
                 method = %head.method,
                 status = answer.response.status().as_u16(),
                 result = answer.result.as_str(),
@@ -191,7 +204,10 @@ impl Proxy {
             return self.pass(route, head, Plain::Read(body.bytes), peer).await;
         };
         let identity = key::identify(&route.config, head, &key);
-        self.keyed(Keyed { route, head, peer, body: Some(body), fingerprint, key, identity }).await
+        let id = self.0.log_requests.then(|| identity.id.clone());
+        let keyed = Keyed { route, head, peer, body: Some(body), fingerprint, key, identity };
+        let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
+        Ok(Answer { record: id, ..answer })
     }
 
     /// Leads a flight for the key, or joins the one that is on.
@@ -210,7 +226,7 @@ impl Proxy {
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
                     let conclusion = claim::ask(route, &self.0.store, &identity.id, fingerprint).await;
-                    return Ok(respond::first(Arc::new(conclusion)));
+                    return Ok(keyed.first(Arc::new(conclusion)));
                 }
                 joined => return Ok(keyed.joined(joined)),
             }
@@ -226,7 +242,10 @@ impl Proxy {
             return Err(problem);
         };
         let (sender, receiver) = oneshot::channel();
-        let attempt = Attempt {
+        let witness = lead.witness();
+        // Boxed, and with the guard inside, so that starting the task moves a pointer and not the whole work.
+        let attempt = Box::new(Attempt {
+            _counted: self.0.shared.tasks.enter(),
             route: keyed.route.clone(),
             store: self.0.store.clone(),
             shared: self.0.shared.clone(),
@@ -235,8 +254,8 @@ impl Proxy {
             identity: keyed.identity.clone(),
             key: keyed.key.clone(),
             in_flight,
-        };
-        spawn_counted(&self.0.shared.tasks, attempt.run(lead, Caller::new(sender)));
+        });
+        tokio::spawn(attempt.run(lead, Caller::new(sender)));
         match tokio::time::timeout(keyed.route.config.timeout, receiver).await {
             Ok(Ok(Delivery::Concluded(conclusion))) => Ok(keyed.first(conclusion)),
             Ok(Ok(Delivery::Flowing(response))) => Ok(Answer::new(*response, RequestResult::Executed).with_via()),
@@ -245,7 +264,9 @@ impl Proxy {
                 Ok(keyed.joined(joined))
             }
             Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
-            Err(_) => Err(Problem::still_listening(&keyed.identity.id)),
+            Err(_) if witness.was_granted() => Err(Problem::still_listening(&keyed.identity.id)),
+            // The store has not even answered; if it grants the claim now, the attempt goes on for a repeat to find.
+            Err(_) => Err(claim::unavailable(&keyed.identity.id)),
         }
     }
 
@@ -271,7 +292,8 @@ impl Proxy {
             }
             return Err(overloaded("requests in flight"));
         };
-        pass::pass(route, head, body, peer, Box::new(in_flight)).await
+        // Boxed: a keyed request, and each that waits, should not have room for this.
+        Box::pin(pass::pass(route, head, body, peer, Box::new(in_flight))).await
     }
 
     fn in_flight(&self, route: &Route) -> Option<InFlight> {
@@ -327,7 +349,7 @@ impl Keyed<'_> {
         let answer = match joined {
             Joined::Concluded(conclusion) => respond::joined(&conclusion),
             Joined::Refused(problem) => Answer::problem(problem),
-            // Only a request with another fingerprint is sent to the store, and not from a seat of its own flight.
+            // A seat of its own flight: the store has just said that another process is at it.
             Joined::AskStore(_) => Answer::problem(Problem::in_progress(&self.identity.id)),
         };
         answer.with_preference(self.preferred_wait())
@@ -336,6 +358,8 @@ impl Keyed<'_> {
 
 /// One attempt at one key: what runs from the claim to the record, whether or not its caller is still there.
 struct Attempt {
+    /// Counts the task until it ends; a stop waits for it.
+    _counted: TaskGuard,
     route: Arc<Route>,
     store: Arc<dyn Store>,
     shared: Shared,
@@ -347,9 +371,9 @@ struct Attempt {
 }
 
 impl Attempt {
-    async fn run(self, mut lead: Lead, mut caller: Caller) {
+    async fn run(self: Box<Self>, mut lead: Lead, mut caller: Caller) {
         match claim::claim(&self.route, &self.store, self.claim.clone()).await {
-            Claimed::Granted(lease, first_form) => self.execute(*lease, first_form, lead, caller).await,
+            Claimed::Granted(lease, first_form) => self.execute(lease, first_form, lead, caller).await,
             Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
             Claimed::GivenUp(lease, problem) => {
                 conclude(&mut lead, &mut caller, Arc::new(problem.into()));
@@ -359,18 +383,19 @@ impl Attempt {
                 }
             }
             Claimed::Elsewhere => {
-                let Attempt { route, store, claim, outgoing, in_flight, .. } = self;
+                let Attempt { _counted, route, store, claim, outgoing, in_flight, .. } = *self;
                 // From here on it only waits; it should not hold what an attempt needs.
                 drop((outgoing, in_flight));
                 caller.deliver(Delivery::Elsewhere(lead.seat()));
-                let conclusion = claim::elsewhere(&route, &store, &lead, &claim.fingerprint).await;
+                let waiting = claim::elsewhere(&route, &store, &mut lead, &claim.fingerprint);
+                let conclusion = Box::pin(waiting).await;
                 conclude(&mut lead, &mut caller, Arc::new(conclusion));
             }
         }
     }
 
-    async fn execute(self, lease: Lease, first_form: Option<bool>, mut lead: Lead, mut caller: Caller) {
-        let Attempt { route, shared, mut outgoing, identity, key, in_flight, .. } = self;
+    async fn execute(self: Box<Self>, lease: Box<Lease>, first_form: Option<bool>, mut lead: Lead, mut caller: Caller) {
+        let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, .. } = *self;
         lead.granted();
         shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
         if let Some(quoted) = first_form {
@@ -390,7 +415,7 @@ impl Attempt {
         }
         if let Some(unfinished) = unfinished {
             tokio::select! {
-                () = record::finish(&route, &lease, unfinished) => {}
+                () = Box::pin(record::finish(&route, &lease, unfinished)) => {}
                 never = lease.keep_alive() => match never {},
                 () = shared.cut_off.given() => {
                     tracing::error!(record = %lease.claim().id, "stopped before the outcome could be recorded");
@@ -402,14 +427,13 @@ impl Attempt {
 
 /// Forwards and records, while the lease is kept alive; until the stop cuts it off, and even if it panics.
 async fn hold(route: &Route, lease: &Lease, outgoing: Outgoing, caller: &mut Caller, cut_off: &Signal) -> Ending {
-    let work = async {
+    let work = std::pin::pin!(async {
         let outcome = forward::forward(route, lease, outgoing, caller).await;
         record::record(route, lease, outcome).await
-    };
-    let work = catch_panic(work);
+    });
     let worked = tokio::select! {
         biased;
-        worked = work => Some(worked),
+        worked = catch_panic(work) => Some(worked),
         never = lease.keep_alive() => match never {},
         () = cut_off.given() => None,
     };
@@ -417,9 +441,9 @@ async fn hold(route: &Route, lease: &Lease, outgoing: Outgoing, caller: &mut Cal
         Some(Some(ending)) => ending,
         Some(None) => {
             tracing::error!(record = %lease.claim().id, "an attempt panicked");
-            record::record(route, lease, Outcome::Unknown(Reason::Panic, None)).await
+            Box::pin(record::record(route, lease, Outcome::Unknown(Reason::Panic, None))).await
         }
-        None => record::drained(route, lease).await,
+        None => Box::pin(record::drained(route, lease)).await,
     }
 }
 
@@ -431,8 +455,7 @@ fn conclude(lead: &mut Lead, caller: &mut Caller, conclusion: Arc<Conclusion>) {
 }
 
 /// The future's output, or `None` if it panicked. The panic itself is printed by the process's hook.
-async fn catch_panic<F: Future>(future: F) -> Option<F::Output> {
-    let mut future = std::pin::pin!(future);
+async fn catch_panic<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
     std::future::poll_fn(|cx| match std::panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Some),
         Err(_) => std::task::Poll::Ready(None),

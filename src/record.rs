@@ -15,6 +15,8 @@ use std::time::Duration;
 use uuid::Uuid;
 
 mod response;
+#[cfg(test)]
+mod tests;
 
 pub use response::{MalformedFields, Response};
 
@@ -117,18 +119,26 @@ impl RecordId {
 
     /// The hash as 32 lower-case hex characters.
     pub fn hex(&self) -> String {
-        let mut text = String::with_capacity(32);
-        for byte in self.hash {
-            text.push(char::from_digit(u32::from(byte >> 4), 16).unwrap_or('0'));
-            text.push(char::from_digit(u32::from(byte & 15), 16).unwrap_or('0'));
-        }
-        text
+        with_hex(&self.hash, str::to_owned)
     }
+}
+
+/// Lends the hex form of a hash, which is needed too often to be allocated each time.
+fn with_hex<T>(hash: &[u8; 16], take: impl FnOnce(&str) -> T) -> T {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut text = [0; 32];
+    for (pair, byte) in text.chunks_exact_mut(2).zip(hash) {
+        pair[0] = DIGITS[usize::from(byte >> 4)];
+        pair[1] = DIGITS[usize::from(byte & 15)];
+    }
+    take(std::str::from_utf8(&text).expect("hex digits are ASCII"))
 }
 
 impl fmt::Display for RecordId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{}", self.route, self.hex())
+        f.write_str(&self.route)?;
+        f.write_str(":")?;
+        with_hex(&self.hash, |hex| f.write_str(hex))
     }
 }
 

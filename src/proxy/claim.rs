@@ -99,7 +99,8 @@ pub async fn give_up(lease: &Lease) {
     tracing::warn!(record = %lease.claim().id, "a claim that was given up could not be released");
 }
 
-fn unavailable(id: &RecordId) -> Problem {
+/// The store did not answer, and so nothing was forwarded.
+pub fn unavailable(id: &RecordId) -> Problem {
     let detail = "The store that guards this key did not answer. Nothing was forwarded, because a guess could execute \
                   the request twice.";
     Problem::new(Kind::StoreUnavailable, detail).about(id)
@@ -146,8 +147,13 @@ pub async fn ask(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerpri
 }
 
 /// Waits for another process's attempt, for as long as anyone here waits for it.
-pub async fn elsewhere(route: &Route, store: &Arc<dyn Store>, lead: &Lead, fingerprint: &Fingerprint) -> Conclusion {
-    let id = lead.id();
+pub async fn elsewhere(
+    route: &Route,
+    store: &Arc<dyn Store>,
+    lead: &mut Lead,
+    fingerprint: &Fingerprint,
+) -> Conclusion {
+    let id = &lead.id().clone();
     lead.elsewhere();
     // Watched before the look that decides to wait, so that no change falls in between.
     let mut watch = match store.watch(id).await {
@@ -163,7 +169,12 @@ pub async fn elsewhere(route: &Route, store: &Arc<dyn Store>, lead: &Lead, finge
         }
         tokio::select! {
             () = watch.changed() => {}
-            () = lead.deserted() => return Problem::in_progress(id).into(),
+            () = lead.deserted() => {
+                // Somebody may have come in the meantime, and is owed the wait.
+                if lead.leave_if_deserted() {
+                    return Problem::in_progress(id).into();
+                }
+            }
         }
     }
 }
@@ -175,8 +186,14 @@ impl std::fmt::Display for Chain<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{}", self.0)?;
         let mut source = self.0.source();
+        let mut said = self.0.to_string();
         while let Some(error) = source {
-            write!(f, ": {error}")?;
+            let text = error.to_string();
+            // Some errors print their cause themselves.
+            if !said.contains(&text) {
+                write!(f, ": {text}")?;
+                said = text;
+            }
             source = error.source();
         }
         Ok(())

@@ -244,7 +244,10 @@ impl Problem {
             Reason::Truncated => (Kind::OutcomeUnknownBroken, "The upstream's answer ended before its end"),
             Reason::Drained => (Kind::OutcomeUnknownBroken, "The proxy stopped while the request was running"),
             Reason::Panic => (Kind::OutcomeUnknownBroken, "The proxy failed while the request was running"),
-            Reason::Reset | Reason::Lapsed | Reason::Status => {
+            Reason::Status => {
+                (Kind::OutcomeUnknownBroken, "The upstream's answer does not say whether it executed the request")
+            }
+            Reason::Reset | Reason::Lapsed => {
                 (Kind::OutcomeUnknownBroken, "The connection to the upstream broke after the request was sent")
             }
         };

@@ -152,6 +152,11 @@ impl Lead {
         Seat { stage: self.flight.stage.subscribe(), flight: self.flight.clone() }
     }
 
+    /// What can be asked after the attempt has taken the lead along.
+    pub fn witness(&self) -> Witness {
+        Witness(self.flight.clone())
+    }
+
     /// Says that the store granted the claim.
     pub fn granted(&self) {
         self.flight.granted.store(true, Ordering::Release);
@@ -166,6 +171,19 @@ impl Lead {
     /// Returns when nobody has a seat any more.
     pub async fn deserted(&self) {
         self.flight.stage.closed().await;
+    }
+
+    /// Takes the flight off the table if nobody has a seat any more, and says whether it did.
+    pub fn leave_if_deserted(&mut self) -> bool {
+        let mut shard = self.flights.shard(&self.id);
+        // Seats are taken under the same lock.
+        if self.flight.stage.receiver_count() > 0 {
+            return false;
+        }
+        if std::mem::take(&mut self.listed) {
+            shard.remove(self.id.hash());
+        }
+        true
     }
 
     /// Takes the flight off the table: the next request with this key asks the store.
@@ -191,6 +209,17 @@ impl Drop for Lead {
             let problem = Problem::new(Kind::OutcomeUnknownBroken, "The proxy failed while the request was running.");
             self.conclude(&Arc::new(problem.about(&self.id).into()));
         }
+    }
+}
+
+/// Knows whether a flight's claim was granted.
+#[derive(Debug)]
+pub struct Witness(Arc<Flight>);
+
+impl Witness {
+    /// Whether this process's attempt was granted the claim.
+    pub fn was_granted(&self) -> bool {
+        self.0.granted.load(Ordering::Acquire)
     }
 }
 

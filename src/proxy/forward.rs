@@ -132,7 +132,7 @@ async fn send(route: &Route, lease: &Lease, outgoing: &Outgoing) -> Result<http:
         let ready = match connection {
             Ok(ready) => ready,
             Err(error) => {
-                tracing::warn!(route = %route.config.name, error = %Chain(&error), "upstream not reached");
+                tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream not reached");
                 return Err(Outcome::NotSent(unreachable(error)));
             }
         };
@@ -172,6 +172,10 @@ async fn receive(
     caller: &mut Caller,
 ) -> Outcome {
     let (head, mut body) = response.into_parts();
+    if head.status == StatusCode::SWITCHING_PROTOCOLS {
+        // Nobody asked for it. Passed on, it would make the caller read what follows as another protocol.
+        return Outcome::Unknown(Reason::Status, Some(kept_head(route, &head)));
+    }
     let bodiless = outgoing.method == Method::HEAD || head.status == StatusCode::NOT_MODIFIED;
     let limit = route.config.max_response_body;
     let declared = body.size_hint().exact().unwrap_or(0);

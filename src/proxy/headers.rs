@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use http::header::{
     AGE, CONNECTION, CONTENT_LENGTH, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, SET_COOKIE, TE, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
+    PROXY_AUTHENTICATE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
 };
 use http::{Version, request, response};
 
@@ -147,6 +147,7 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
             || *name == X_FORWARDED_FOR
             || *name == X_FORWARDED_PROTO
             || *name == X_FORWARDED_HOST
+            || (key.is_some() && *name == TRAILER)
             || dropped_key.as_ref().is_some_and(|names| names.contains(&name));
         if !taken_off {
             fields.append(name, value.clone());

@@ -22,7 +22,8 @@ pub enum Joined {
     /// With a refusal of this request alone.
     Refused(Problem),
     /// The flight cannot answer for this request: it was another one, and no claim of this process proves that the key
-    /// was used for it. The store must be asked, without claiming if the flight is still on (`true`).
+    /// was used for it; or it watches another process's attempt, and the request will not wait. The store must be
+    /// asked, without claiming if the flight is still on (`true`).
     AskStore(bool),
 }
 
@@ -46,7 +47,9 @@ pub async fn join(
             Stage::Done(_) if other_request => return Joined::AskStore(false),
             Stage::Elsewhere if other_request => return Joined::AskStore(true),
             Stage::Done(conclusion) => return Joined::Concluded(conclusion),
-            Stage::Granted | Stage::Elsewhere if rejects => return Joined::Refused(Problem::in_progress(id)),
+            // All that is known here is that another process was at it a while ago. It may be done by now.
+            Stage::Elsewhere if rejects || patience.is_zero() => return Joined::AskStore(true),
+            Stage::Granted if rejects => return Joined::Refused(Problem::in_progress(id)),
             // The claim's reply is awaited in any case: it may be a replay. The store bounds the time it takes.
             Stage::Claiming => seat.changed().await,
             Stage::Granted | Stage::Elsewhere => {

@@ -26,6 +26,8 @@ pub struct Lease {
     worst: AtomicU64,
     /// When the first claim message was begun.
     begun: Instant,
+    /// When its reply was there. By the store's clock the claim was not granted later.
+    granted: Instant,
     /// Held by whichever operation of this attempt is under way.
     operation: tokio::sync::Mutex<()>,
     /// Set just before the first byte may leave.
@@ -44,6 +46,7 @@ impl Lease {
             since: Mutex::new(begun),
             worst: AtomicU64::new(0),
             begun,
+            granted: Instant::now(),
             operation: tokio::sync::Mutex::new(()),
             sent: AtomicBool::new(false),
             protected: true,
@@ -67,9 +70,10 @@ impl Lease {
         self.protected
     }
 
-    /// When the attempt stops listening.
+    /// When the attempt stops listening: not before the record's own `abandon_at`, so that whoever finds the record
+    /// unknown for lack of an answer may resolve it at once.
     pub fn abandon_at(&self) -> Instant {
-        self.begun + self.claim.abandon_after
+        self.granted + self.claim.abandon_after
     }
 
     /// Whether a byte may have left.
@@ -115,7 +119,7 @@ impl Lease {
                 match self.renew().await {
                     Ok(RenewReply::Extended | RenewReply::Rewritten) => {}
                     Ok(reply @ (RenewReply::Lapsed | RenewReply::Lost)) => {
-                        tracing::warn!(record = %self.claim.id, ?reply, "lease not renewed, still listening");
+                        tracing::info!(record = %self.claim.id, ?reply, "the record is decided, no longer renewed");
                         break;
                     }
                     Err(error) => {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::CONTENT_LENGTH;
-use http::{Request, Uri, request};
+use http::{Request, StatusCode, Uri, request};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 
@@ -59,6 +59,10 @@ pub async fn pass(
         return Err(broken(head, Kind::OutcomeUnknownTimeout, "The upstream did not answer in time."));
     };
     let (parts, body) = match sent {
+        // `Upgrade` was taken off, so nobody asked for it; passed on, it would change how the caller reads.
+        Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
+            return Err(broken(head, Kind::OutcomeUnknownBroken, "The upstream switched protocols unasked."));
+        }
         Ok(response) => response.into_parts(),
         Err(Failure::NotSent(why)) => {
             let detail = format!("Nothing was sent to the upstream: {why}.");

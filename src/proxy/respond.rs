@@ -10,7 +10,7 @@ use super::error::Problem;
 use super::flights::{Answered, Conclusion, Settled};
 use super::headers::{self, CacheStatus};
 use crate::metrics::RequestResult;
-use crate::record::Replay;
+use crate::record::{RecordId, Replay};
 
 /// A response, and how the request is counted.
 #[derive(Debug)]
@@ -19,12 +19,14 @@ pub struct Answer {
     pub response: Response<Body>,
     /// The metric's label.
     pub result: RequestResult,
+    /// The record that it is about, for the log.
+    pub record: Option<RecordId>,
 }
 
 impl Answer {
     /// A response that is counted like this.
     pub fn new(response: Response<Body>, result: RequestResult) -> Answer {
-        Answer { response, result }
+        Answer { response, result, record: None }
     }
 
     /// A refusal.

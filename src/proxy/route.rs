@@ -37,6 +37,19 @@ impl Routes {
         Routes(routes)
     }
 
+    /// The same routes, with connections of their own.
+    pub fn for_another_core(&self) -> Routes {
+        let routes = self.0.iter().map(|route| {
+            Arc::new(Route {
+                config: route.config.clone(),
+                pool: route.pool.for_another_core(),
+                metrics: route.metrics.clone(),
+                index: route.index,
+            })
+        });
+        Routes(routes.collect())
+    }
+
     /// The route that takes this request.
     pub fn find(&self, head: &request::Parts) -> Result<&Arc<Route>, Problem> {
         let host = requested_host(head);

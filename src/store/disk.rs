@@ -103,7 +103,7 @@ impl Running {
         let mut counts = Counts::default();
         let mut from = None;
         loop {
-            (from, _) = tables.batch(&mut counts, |batch| batch.orphan(from, ORPHAN_SLICE, clock.now()))?;
+            (from, _) = tables.batch(&mut counts, |batch| batch.orphan(from.as_ref(), ORPHAN_SLICE, clock.now()))?;
             if from.is_none() {
                 break;
             }

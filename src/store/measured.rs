@@ -5,7 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::{Answer, NotReady, Page, Query, Store, StoreError, Watch};
+use super::{Answer, NotReady, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 use crate::metrics::{Metrics, StoreOperationMetrics};
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
@@ -38,18 +38,24 @@ struct Operations {
 impl Operations {
     fn new(metrics: &Metrics) -> Operations {
         Operations {
-            claim: metrics.store_operation("claim"),
-            look: metrics.store_operation("look"),
-            renew: metrics.store_operation("renew"),
-            complete: metrics.store_operation("complete"),
-            release: metrics.store_operation("release"),
-            doubt: metrics.store_operation("doubt"),
-            resolve: metrics.store_operation("resolve"),
-            forget: metrics.store_operation("forget"),
-            get: metrics.store_operation("get"),
-            list: metrics.store_operation("list"),
+            claim: operation(metrics, "claim"),
+            look: operation(metrics, "look"),
+            renew: operation(metrics, "renew"),
+            complete: operation(metrics, "complete"),
+            release: operation(metrics, "release"),
+            doubt: operation(metrics, "doubt"),
+            resolve: operation(metrics, "resolve"),
+            forget: operation(metrics, "forget"),
+            get: operation(metrics, "get"),
+            list: operation(metrics, "list"),
         }
     }
+}
+
+fn operation(metrics: &Metrics, name: &'static str) -> StoreOperationMetrics {
+    let operation = metrics.store_operation(name);
+    operation.show(StoreErrorKind::ALL.map(StoreErrorKind::as_str));
+    operation
 }
 
 fn measure<'a, T: 'a>(operation: &'a StoreOperationMetrics, answer: Answer<'a, T>) -> Answer<'a, T> {

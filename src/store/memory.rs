@@ -29,13 +29,8 @@ const SWEEP_EVERY: Duration = Duration::from_millis(500);
 // Records that a sweep handles under one hold of a lock: some tens of microseconds.
 const SWEEP_SLICE: usize = 128;
 
-/// Opens an empty store, and says loudly that nothing in it survives.
+/// Opens an empty store. That nothing in it survives is among the warnings of the settings.
 pub(super) fn open(metrics: &Arc<Metrics>) -> Opened {
-    tracing::warn!(
-        store = "memory",
-        "records are kept in memory only: after a restart every key can run again; set store.url to disk:DIR or to a \
-         Redis to keep the promise across restarts"
-    );
     let shared = Shared {
         clock: Clock::start(),
         shards: Default::default(),

@@ -47,7 +47,7 @@ const ALWAYS_KEPT: usize = 4096;
 /// The least that a server can be set to take in one piece (`proto-max-bulk-len`).
 const LEAST_BULK: usize = 1024 * 1024;
 /// Lua counts in doubles: spans are cut to what stays exact when added to a clock.
-const LONGEST_SPAN: u128 = 1 << 51;
+const LONGEST_SPAN: u64 = 1 << 51;
 /// How often a claim is repeated that found a completed record and then found it gone.
 const VANISHED_AT_MOST: u32 = 3;
 
@@ -346,8 +346,8 @@ fn with_response<'a>(call: Call<'a>, response: Option<&'a Response>, body: Optio
         .number(flags)
 }
 
-fn millis(span: Duration) -> u128 {
-    span.as_millis().min(LONGEST_SPAN)
+fn millis(span: Duration) -> u64 {
+    u64::try_from(span.as_millis()).unwrap_or(u64::MAX).min(LONGEST_SPAN)
 }
 
 fn one(answer: Value) -> Result<Value, StoreError> {

@@ -249,6 +249,30 @@ async fn an_expected_continue_is_answered_and_not_passed_on() {
 }
 
 #[tokio::test]
+async fn a_body_that_will_be_too_long_is_not_asked_for() {
+    let world = World::with(Store::Memory, "max_request_body = \"1KiB\"").await;
+    let mut connection = Connection::open(world.address()).await;
+    let request = Request::new("POST", "/pay").key("k-1").field("Expect", "100-continue").body(vec![b'x'; 2048]);
+    let whole = request.to_bytes();
+    connection.write(&whole[..whole.len() - 2048]).await;
+    connection.body_until("HTTP/1.1 413 ").await;
+    assert_eq!(world.executions(), 0);
+}
+
+#[tokio::test]
+async fn trailers_of_a_keyed_request_are_dropped() {
+    let world = plain("").await;
+    let mut connection = Connection::open(world.address()).await;
+    let head =
+        "POST /pay HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k-1\r\nTransfer-Encoding: chunked\r\nTrailer: X-End\r\n\r\n";
+    connection.write(format!("{head}4\r\nbody\r\n0\r\nX-End: 1\r\n\r\n").as_bytes()).await;
+    connection.answer().await.assert_executed(201);
+    let received = world.upstream.last();
+    assert_eq!((received.body.as_slice(), received.all("Content-Length")), (b"body".as_slice(), vec!["4".into()]));
+    assert!(received.trailers.is_empty() && received.field("X-End").is_none() && received.field("Trailer").is_none());
+}
+
+#[tokio::test]
 async fn ambiguous_requests_are_refused_before_anything_is_claimed() {
     let world = plain("").await;
     let line = "POST /pay HTTP/1.1\r\nIdempotency-Key: k-1\r\n";

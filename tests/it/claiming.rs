@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use crate::support::relay::Loss;
-use crate::support::{Answer, Pending, Request, World, eventually, ms, reply};
+use crate::support::{Answer, Pending, Request, Script, World, eventually, ms, reply};
 use crate::support::{Gate, pass};
 
 /// Waits until all but `left` of them are answered, and returns those answers with the rest still under way.
@@ -67,6 +67,40 @@ on_each_store! {
             replayed += usize::from(answer.is_replay());
         }
         assert_eq!((world.executions(), replayed), (1, 99));
+    }
+
+    async fn a1_many_keys_at_once_run_once_each(store) {
+        let world = World::new(store).await;
+        let pending: Vec<_> = (0..400).map(|n| world.begin_pay(&format!("k-{}", n % 200))).collect();
+        let mut bodies = std::collections::BTreeMap::new();
+        for (n, pending) in pending.into_iter().enumerate() {
+            let answer = pending.answer().await;
+            assert_eq!(answer.status, 201, "{}", answer.shown());
+            let same = bodies.entry(n % 200).or_insert_with(|| answer.body.clone()) == &answer.body;
+            assert!(same, "k-{}: {}", n % 200, answer.shown());
+        }
+        assert_eq!(world.executions(), 200);
+    }
+
+    async fn a2_a_joiner_gets_what_the_owner_got(store) {
+        let world = World::new(store).await;
+        for script in [Script::from(reply(429).body("slow down")), Script::from(reply(504)), Script::close()] {
+            let (before, gate) = (world.executions(), Gate::new());
+            world.upstream.next(script.behind(&gate));
+            let key = format!("k-{before}");
+            let owner = world.begin_pay(&key);
+            world.upstream.reached(before + 1).await;
+            let joiner = world.begin_pay(&key);
+            eventually("the duplicate to wait", async || {
+                (world.proxy().metric("onceproxy_waiting", &[]).await == 1.0).then_some(())
+            })
+            .await;
+            gate.open();
+            let (owner, joiner) = (owner.answer().await, joiner.answer().await);
+            assert_eq!((owner.status, &owner.body), (joiner.status, &joiner.body), "{}", joiner.shown());
+            assert!(!joiner.is_replay(), "not from a record: {}", joiner.shown());
+            assert_eq!(world.executions(), before + 1);
+        }
     }
 
     async fn a2_refused_duplicates_leave_the_owners_record(store) {
@@ -226,6 +260,26 @@ on_shared_stores! {
         assert_eq!(world.executions(), 1);
     }
 
+    async fn a2_a_waiter_on_another_proxy_never_becomes_an_owner(store) {
+        let world = World::build(store).proxies(2).start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(429).behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        let waiter = Request::pay().key("k-1").begin(world.proxies[1].address);
+        eventually("the duplicate to wait", async || {
+            (world.proxies[1].metric("onceproxy_waiting", &[]).await == 1.0).then_some(())
+        })
+        .await;
+        gate.open();
+        owner.answer().await.assert_executed(429);
+        let answer = waiter.answer().await;
+        assert_eq!(answer.assert_in_flight().field("Retry-After"), Some("1"));
+        assert_eq!(world.executions(), 1);
+        Request::pay().key("k-1").send(world.proxies[1].address).await.assert_executed(201);
+        assert_eq!(world.executions(), 2);
+    }
+
     async fn a7_a_claim_whose_reply_broke_off_recognises_itself(store) {
         let world = World::build(store).relayed().route("on_duplicate = \"reject\"").start().await;
         // The scripts are loaded and the connections open: what gets lost is the claim's own reply.
@@ -234,6 +288,22 @@ on_shared_stores! {
         world.pay("k-1").await.assert_executed(201);
         assert_eq!((world.relay().lost(), world.executions()), (1, 2));
         world.pay("k-1").await.assert_replay(201);
+    }
+
+    async fn a7_a_claim_that_arrives_after_its_attempt_is_over_claims_nothing(store) {
+        let builder = World::build(store).relayed().store("timeout = \"1s\"");
+        let world = builder.route("on_duplicate = \"reject\"").start().await;
+        world.pay("warm-up").await.assert_executed(201);
+        world.relay().lose_reply_to(":r:", Loss::Late);
+        world.upstream.next(reply(429));
+        // Granted by a repeated message and then released, or given up: either way the attempt ends.
+        let first = world.pay("k-1").await;
+        assert!(matches!(first.status, 429 | 503), "{}", first.shown());
+        eventually("the attempt to end", async || world.proxy().open_records("").await.is_empty().then_some(())).await;
+        world.relay().let_go().await;
+        assert!(world.proxy().open_records("").await.is_empty(), "a claim that nobody will ever use");
+        let again = world.pay("k-1").await;
+        assert!(!again.is_replay() && again.problem().is_empty(), "{}", again.shown());
     }
 
     async fn a7_a_claim_whose_connection_fell_silent_is_never_its_own_stranger(store) {

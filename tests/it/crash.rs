@@ -132,7 +132,8 @@ on_lasting_stores! {
 
 on_shared_stores! {
     async fn b1_another_proxy_finds_the_killed_owners_record_unknown(store) {
-        let mut world = World::build(store).proxies(2).route("lease = \"1s\"\n on_duplicate = \"reject\"").start().await;
+        let builder = World::build(store).proxies(2);
+        let mut world = builder.route("lease = \"1s\"\n on_duplicate = \"reject\"").start().await;
         kill_the_owner(&mut world).await;
         // The other proxy is the only one left.
         world.proxies.remove(0);
@@ -179,6 +180,23 @@ on_shared_stores! {
         assert!(answer.status >= 400 || answer.body == repeat.body, "{}", answer.shown());
         world.pay("k-1").await.assert_replay(201);
         assert_eq!(world.executions(), 2, "the sleeper sent although its key was another's");
+    }
+
+    async fn b5_a_waiter_on_another_proxy_is_told_that_nobody_can_tell(store) {
+        let world = World::build(store).proxies(2).start().await;
+        let gate = Gate::new();
+        world.upstream.next(Script::close().behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        let waiter = Request::pay().key("k-1").begin(world.proxies[1].address);
+        eventually("the duplicate to wait", async || {
+            (world.proxies[1].metric("onceproxy_waiting", &[]).await == 1.0).then_some(())
+        })
+        .await;
+        gate.open();
+        owner.answer().await.assert_problem(502, "outcome-unknown");
+        waiter.answer().await.assert_unknown();
+        assert_eq!(world.executions(), 1);
     }
 
     async fn b8_a_store_that_fails_after_the_upstream_ran_costs_no_answer(store) {
@@ -366,7 +384,8 @@ on_each_store! {
     async fn b7_executed_replays_what_the_operator_found(store) {
         let world = abandoned(store).await;
         let record = world.proxy().only_open_record().await;
-        let response = json!({"status": 201, "headers": [["content-type", "text/plain"], ["X-Found", "by hand"]], "body": "found"});
+        let headers = json!([["content-type", "text/plain"], ["X-Found", "by hand"]]);
+        let response = json!({"status": 201, "headers": headers, "body": "found"});
         let resolved = world.proxy().resolve(&record, json!({"outcome": "executed", "response": response})).await;
         assert_eq!(resolved.status, 200, "{}", resolved.shown());
         let replay = world.pay("k-1").await;

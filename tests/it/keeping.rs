@@ -94,6 +94,37 @@ on_each_store! {
     }
 }
 
+on_each_store! {
+    async fn e6_an_unknown_record_lapses_only_where_the_route_says_so(store) {
+        let world = World::with(store, "unknown_retention = \"2s\"\n abandon_after = \"2s\"\n timeout = \"1s\"").await;
+        world.upstream.next(reply(504));
+        assert_eq!(world.pay("k-1").await.status, 504);
+        world.pay("k-1").await.assert_unknown();
+        let again = eventually("the unknown record to lapse", async || {
+            let answer = world.pay("k-1").await;
+            (answer.problem() != "outcome-unknown").then_some(answer)
+        })
+        .await;
+        again.assert_executed(201);
+        assert_eq!(world.executions(), 2);
+    }
+
+    async fn e5_where_the_upstream_honours_the_key_an_unknown_outcome_is_sent_again(store) {
+        let world = World::with(store, "on_unknown = \"resend\"").await;
+        world.upstream.next(Script::close());
+        world.pay("\"k-1\"").await.assert_problem(502, "outcome-unknown");
+        world.upstream.next(Script::close());
+        world.pay("k-1").await.assert_problem(502, "outcome-unknown");
+        assert_eq!(world.proxy().only_open_record().await["attempts"], 2);
+        world.pay("k-1").await.assert_executed(201);
+        world.pay("k-1").await.assert_replay(201);
+        assert_eq!(world.executions(), 3);
+        // The upstream compares keys by their bytes: each send carries the form of the first.
+        let keys: Vec<_> = world.upstream.received().iter().map(|r| r.field("Idempotency-Key").unwrap()).collect();
+        assert_eq!(keys, ["\"k-1\"", "\"k-1\"", "\"k-1\""]);
+    }
+}
+
 on_lasting_stores! {
     async fn e7_the_lease_ends_in_seconds_and_the_record_does_not(store) {
         let mut world = World::with(store, "lease = \"1s\"\n retention = \"24h\"\n on_duplicate = \"reject\"").await;

@@ -1,6 +1,6 @@
 //! Key, scope, fingerprint: whose request it is, and whether it is the same one.
 
-use crate::support::{Gate, Request, Store, World, reply};
+use crate::support::{Gate, Request, Store, World, ms, reply};
 
 /// `POST /pay` with this body under `k-1`.
 fn paying(body: &str) -> Request {
@@ -90,6 +90,20 @@ on_each_store! {
             owner.answer().await.assert_executed(201);
             assert_eq!(world.executions(), 1);
         }
+    }
+
+    async fn c4_of_two_different_requests_at_once_one_runs_and_the_other_is_told(store) {
+        let world = World::new(store).await;
+        two_requests_under_one_key_at_once(&world).await;
+    }
+
+    async fn c4_a_released_key_is_free_for_another_request(store) {
+        let world = World::new(store).await;
+        world.upstream.next(reply(429));
+        world.pay("k-1").await.assert_executed(429);
+        world.send(&paying(r#"{"amount":11}"#)).await.assert_executed(201);
+        world.pay("k-1").await.assert_problem(422, "key-reused");
+        assert_eq!(world.executions(), 2);
     }
 
     async fn c5_chunks_count_by_their_bytes(store) {
@@ -190,13 +204,58 @@ on_each_store! {
     }
 }
 
+on_lasting_stores! {
+    async fn other_settings_of_the_fingerprint_are_no_mismatch(store) {
+        let mut world = World::new(store).await;
+        world.send(&paying(r#"{"a":1,"b":2}"#)).await.assert_executed(201);
+        world.change_route("fingerprint.body = \"json\"");
+        world.restart().await;
+        world.send(&paying(r#"{"b":2,"a":1}"#)).await.assert_replay(201);
+        let counted = world.proxy().metric("onceproxy_fingerprint_policy_changed_total", &[("route", "pay")]).await;
+        assert_eq!((world.executions(), counted), (1, 1.0));
+    }
+}
+
 on_shared_stores! {
+    async fn c4_of_two_different_requests_to_two_proxies_one_runs(store) {
+        let world = World::build(store).proxies(2).start().await;
+        two_requests_under_one_key_at_once(&world).await;
+    }
+
     async fn c1_a_shared_store_without_a_scope_is_said_loudly(store) {
         let world = World::with(store, "scope = []").await;
         let warned = |world: &World| world.proxy().log().iter().any(|l| l.contains("WARN") && l.contains("scope"));
         assert!(warned(&world), "{:#?}", world.proxy().log());
         let world = World::new(store).await;
         assert!(!warned(&world), "{:#?}", world.proxy().log());
+    }
+}
+
+/// Ten times twenty requests at once, half of them with another body.
+async fn two_requests_under_one_key_at_once(world: &World) {
+    world.upstream.always(|request| reply(201).body(&request.body).delayed(ms(5)));
+    for n in 0..10 {
+        let bodies = [r#"{"amount":1}"#, r#"{"amount":2}"#];
+        let key = format!("k-{n}");
+        let pending: Vec<_> = (0..20)
+            .map(|i| {
+                let proxy = &world.proxies[i / 2 % world.proxies.len()];
+                Request::new("POST", "/pay").key(&key).json(bodies[i % 2]).begin(proxy.address)
+            })
+            .collect();
+        let mut answers = Vec::new();
+        for pending in pending {
+            answers.push(pending.answer().await);
+        }
+        assert_eq!(world.executions(), n + 1);
+        let ran = world.upstream.last().body;
+        for (i, answer) in answers.iter().enumerate() {
+            if bodies[i % 2].as_bytes() == ran {
+                assert_eq!((answer.status, &answer.body), (201, &ran), "{}", answer.shown());
+            } else {
+                answer.assert_problem(422, "key-reused");
+            }
+        }
     }
 }
 

@@ -1,5 +1,4 @@
-//! Everything that crosses a socket, a process or the public API, in one binary: real proxies, a scripted upstream, a
-//! raw client, real stores.
+//! Everything that crosses a socket: real proxies, a scripted upstream, a raw client, real stores.
 //!
 //! A scenario builds its [`support::World`] in three lines and is named after the fault it guards against: `a1_…` to
 //! `i5_…` are faults that products of this kind have had. What involves the store runs once per store, and the
@@ -10,7 +9,9 @@
 #[macro_use]
 mod support;
 
+mod documents;
 mod layout;
+mod model;
 
 mod commands;
 mod contract;
@@ -27,10 +28,12 @@ mod replay;
 mod streams;
 
 mod store_faults;
+mod upstream_faults;
 mod webhooks;
 
 mod answers;
 mod problems;
+mod secrets;
 mod vectors;
 
 mod storm;

@@ -1,4 +1,4 @@
-//! Every problem that a caller can get, checked against one table: status, type, advice, and the fields that go with it.
+//! Every problem that a caller can get, checked against one table: status, type, advice, and the fields that belong.
 
 use crate::support::{Answer, Connection, Gate, Request, Script, Store, World, eventually, reply};
 

@@ -1,7 +1,7 @@
 //! Faithful replay: what was recorded comes back byte for byte, and nothing that must not.
 
 use crate::support::wire::contains;
-use crate::support::{Gate, Script, Step, World, eventually, ms, reply};
+use crate::support::{Gate, Request, Script, Step, World, eventually, ms, reply};
 
 on_each_store! {
     async fn d1_status_and_fields_are_replayed_as_they_came(store) {
@@ -130,7 +130,10 @@ on_each_store! {
         world.upstream.next(Script::bytes_then_close("HTTP/1.1 200 OK\r\n\r\nuntil the end"));
         world.pay("k-1").await.assert_executed(200);
         assert_eq!(world.pay("k-1").await.assert_replay(200).text(), "until the end");
-        assert_eq!(world.executions(), 1);
+        world.upstream.next(Script::bytes_then_close("HTTP/1.0 200 OK\r\nServer: old\r\n\r\nold"));
+        world.pay("k-2").await.assert_executed(200);
+        assert_eq!(world.pay("k-2").await.assert_replay(200).text(), "old");
+        assert_eq!(world.executions(), 2);
     }
 
     async fn d5_a_replay_says_so_and_a_first_execution_does_not(store) {
@@ -145,7 +148,8 @@ on_each_store! {
         let age: u64 = replay.field("Age").expect("an Age").parse().unwrap();
         assert!(age < 60, "{age}");
         let status = replay.field("Cache-Status").unwrap();
-        let ttl: u64 = status.strip_prefix("onceproxy; hit; ttl=").unwrap_or_else(|| panic!("{status}")).parse().unwrap();
+        let ttl = status.strip_prefix("onceproxy; hit; ttl=").unwrap_or_else(|| panic!("{status}"));
+        let ttl: u64 = ttl.parse().unwrap();
         assert!((1..=60).contains(&ttl), "{status}");
     }
 
@@ -168,6 +172,31 @@ on_each_store! {
             assert_eq!(pending.answer().await.assert_replay(201).body, first.body);
         }
         assert_eq!(world.executions(), 1);
+    }
+}
+
+on_shared_stores! {
+    async fn d6_a_proxy_that_saw_the_attempt_running_elsewhere_notices_its_end(store) {
+        for preference in [None, Some("wait=0")] {
+            let duplicate = if preference.is_some() { "wait" } else { "reject" };
+            let route = format!("on_duplicate = \"{duplicate}\"");
+            let world = World::build(store).proxies(2).relayed().route(&route).start().await;
+            let request = match preference {
+                Some(preference) => Request::pay().key("k-1").field("Prefer", preference),
+                None => Request::pay().key("k-1"),
+            };
+            let gate = Gate::new();
+            world.upstream.next(reply(201).behind(&gate));
+            let owner = world.begin_pay("k-1");
+            world.upstream.reached(1).await;
+            // What the other proxy does after its refusal is still under way when the attempt is over.
+            world.relay().delay(ms(200));
+            request.send(world.proxies[1].address).await.assert_in_flight();
+            gate.open();
+            owner.answer().await.assert_executed(201);
+            request.send(world.proxies[1].address).await.assert_replay(201);
+            assert_eq!(world.executions(), 1);
+        }
     }
 }
 

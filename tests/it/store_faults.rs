@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Answer, Gate, Request, World, eventually, ms, reply};
+use crate::support::{Answer, Gate, Request, Store, World, eventually, ms, reply};
 
 fn assert_refused(answer: &Answer) {
     answer.assert_problem(503, "store-unavailable");
@@ -145,6 +145,51 @@ on_shared_stores! {
         world.pay("k-1").await.assert_executed(201);
     }
 
+    async fn a_forgotten_claim_is_written_anew_while_its_attempt_runs(store) {
+        let world = World::build(store).proxies(2).route("lease = \"1s\"\n on_duplicate = \"reject\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("done").behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.redis().command(&["FLUSHALL"]).await;
+        eventually("the claim to be written anew", async || {
+            (world.proxy().metric("onceproxy_rewritten_claims_total", &[("route", "pay")]).await >= 1.0).then_some(())
+        })
+        .await;
+        Request::pay().key("k-1").send(world.proxies[1].address).await.assert_in_flight();
+        gate.open();
+        owner.answer().await.assert_executed(201);
+        let replay = Request::pay().key("k-1").send(world.proxies[1].address).await;
+        assert_eq!(replay.assert_replay(201).text(), "done");
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn an_answer_whose_claim_was_forgotten_is_recorded_all_the_same(store) {
+        let world = World::build(store).proxies(2).route("lease = \"30s\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("done").behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.redis().command(&["FLUSHALL"]).await;
+        gate.open();
+        owner.answer().await.assert_executed(201);
+        let replay = Request::pay().key("k-1").send(world.proxies[1].address).await;
+        assert_eq!(replay.assert_replay(201).text(), "done");
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn a_damaged_record_is_refused_even_where_the_route_forwards(store) {
+        let world = World::with(store, "on_store_error = \"forward\"").await;
+        world.pay("k-1").await.assert_executed(201);
+        let spoil = "local k = redis.call('KEYS', '*:r:*')[1] \
+                     return redis.call('SETRANGE', k, 0, '\\255\\255\\255\\255')";
+        world.redis().command(&["EVAL", spoil, "0"]).await;
+        assert_refused(&world.pay("k-1").await);
+        assert_eq!(world.executions(), 1);
+        let unreadable = world.proxy().metric("onceproxy_store_errors_total", &[("kind", "unreadable")]).await;
+        assert!(unreadable >= 1.0);
+    }
+
     async fn a_full_redis_refuses_claims_and_takes_completions(store) {
         let world = World::build(store).store("timeout = \"500ms\"").start().await;
         let gate = Gate::new();
@@ -173,4 +218,19 @@ on_shared_stores! {
         }
         assert_eq!(world.executions(), 5);
     }
+}
+
+#[tokio::test]
+async fn a_folder_that_another_process_holds_is_a_store_that_cannot_be_reached() {
+    let mut world = World::new(Store::Disk).await;
+    let first = world.pay("k-1").await;
+    world.add_proxy().await;
+    let second = &world.proxies[1];
+    assert_refused(&Request::pay().key("k-1").send(second.address).await);
+    assert_eq!(second.readyz().await, Some(503));
+    assert_eq!(world.executions(), 1);
+    world.proxies.remove(0);
+    world.proxy().ready().await;
+    assert_eq!(world.pay("k-1").await.assert_replay(201).body, first.body);
+    assert_eq!(world.executions(), 1);
 }

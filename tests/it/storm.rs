@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep_until, timeout};
 
+use crate::support::relay::Loss;
 use crate::support::upstream::Received;
 use crate::support::{Answer, Connection, Request, Script, Step, Store, World, eventually, ms, reply};
 
@@ -52,7 +53,11 @@ struct Call {
 /// One blow from outside.
 enum Blow {
     KillProxy(usize),
+    /// It stands still, at times for longer than its leases.
+    PauseProxy(usize, Duration),
     PauseRedis(Duration),
+    /// The reply to the next operation on a record is swallowed and its connection broken off.
+    LoseReply,
 }
 
 fn seed() -> u64 {
@@ -80,13 +85,15 @@ fn blows(dice: &mut Dice, proxies: usize, redis: bool) -> Vec<(Duration, Blow)> 
     let mut blows = Vec::new();
     let mut at = ms(800) + dice.time(ms(800));
     while at < STORM {
-        let blow = if redis && dice.one_in(3) {
-            Blow::PauseRedis(ms(200) + dice.time(ms(700)))
-        } else {
-            Blow::KillProxy(dice.roll(proxies as u64) as usize)
+        let proxy = dice.roll(proxies as u64) as usize;
+        let blow = match dice.roll(if redis { 7 } else { 3 }) {
+            0 | 1 => Blow::KillProxy(proxy),
+            2 => Blow::PauseProxy(proxy, ms(200) + dice.time(ms(1300))),
+            3 => Blow::PauseRedis(ms(200) + dice.time(ms(700))),
+            _ => Blow::LoseReply,
         };
         blows.push((at, blow));
-        at += ms(600) + dice.time(ms(1200));
+        at += ms(300) + dice.time(ms(900));
     }
     blows
 }
@@ -149,7 +156,7 @@ async fn storm(store: Store, proxies: usize) {
     let seed = seed();
     println!("ONCEPROXY_STORM_SEED={seed}");
     let mut dice = Dice(seed);
-    let builder = World::build(store).proxies(proxies).route(ROUTE).store("timeout = \"500ms\"");
+    let builder = World::build(store).proxies(proxies).relayed().route(ROUTE).store("timeout = \"500ms\"");
     let mut world = builder.start().await;
     let played = Played::default();
     let history = played.clone();
@@ -179,6 +186,12 @@ async fn storm(store: Store, proxies: usize) {
                 world.proxies[n].start_again().await;
                 addresses.lock().unwrap()[n] = world.proxies[n].address;
             }
+            Blow::PauseProxy(n, time) => {
+                world.proxies[n].pause();
+                tokio::time::sleep(time).await;
+                world.proxies[n].resume();
+            }
+            Blow::LoseReply => world.relay().lose_reply_to(":r:", Loss::Cut),
             Blow::PauseRedis(time) => {
                 world.redis().pause();
                 tokio::time::sleep(time).await;

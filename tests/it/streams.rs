@@ -22,6 +22,21 @@ on_each_store! {
         assert_eq!(world.executions(), 1);
     }
 
+    async fn f1_a_body_that_breaks_off_claims_nothing(store) {
+        let world = World::new(store).await;
+        let whole = Request::pay().key("k-1").to_bytes();
+        let chunked = Request::pay().key("k-1").chunked(4).to_bytes();
+        for part in [&whole[..whole.len() - 1], &chunked[..chunked.len() - 2], &chunked[..chunked.len() - 12]] {
+            let mut caller = Connection::open(world.address()).await;
+            caller.write(part).await;
+            drop(caller);
+        }
+        world.pay("k-2").await.assert_executed(201);
+        assert!(world.proxy().open_records("").await.is_empty());
+        world.pay("k-1").await.assert_executed(201);
+        assert_eq!(world.executions(), 2);
+    }
+
     async fn f1_a_body_of_exactly_the_limit_passes(store) {
         let world = World::with(store, "max_request_body = \"1KiB\"").await;
         let request = Request::new("POST", "/pay").key("k-1");

@@ -13,10 +13,13 @@
 //!
 //! A record's key is its hash and then its route's name.
 
+use std::fs::OpenOptions;
 use std::ops::Bound;
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use bytes::Bytes;
+use redb::backends::FileBackend;
 use redb::{
     Builder, Database, DatabaseError, Durability, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageError, Table,
     TableDefinition,
@@ -85,7 +88,17 @@ pub(super) struct Tables(Database);
 impl Tables {
     /// Opens the file, or makes it if it is missing or empty.
     pub(super) fn open(path: &Path) -> Result<Tables, StoreError> {
-        let database = builder().create(path).map_err(|error| cannot_open(path, error))?;
+        // The file holds whole answers: it is its owner's alone, also in a folder that others may read.
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .mode(0o600)
+            .open(path)
+            .map_err(|error| cannot_open(path, DatabaseError::Storage(StorageError::Io(error))))?;
+        let database = FileBackend::new(file).and_then(|backend| builder().create_with_backend(backend));
+        let database = database.map_err(|error| cannot_open(path, error))?;
         Tables::ready(database).map_err(|fault| {
             let message = format!("the records in {} cannot be opened", path.display());
             StoreError::new(StoreErrorKind::Unreadable, false, message).because(fault)
@@ -219,11 +232,11 @@ impl<'txn> Batch<'txn> {
     /// after `from`; says where to go on.
     pub(super) fn orphan(
         &mut self,
-        from: Option<OpenKey>,
+        from: Option<&OpenKey>,
         limit: usize,
         now: Timestamp,
     ) -> Result<Option<OpenKey>, Fault> {
-        let slice = open_after(&self.open, from.as_ref(), limit)?;
+        let slice = open_after(&self.open, from, limit)?;
         let next = if slice.len() == limit { slice.last().map(|(key, _)| key.clone()) } else { None };
         for ((_, key), state) in slice {
             *self.counts.of(state) += 1;

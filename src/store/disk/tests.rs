@@ -279,12 +279,13 @@ fn noise(mut seed: u64) -> impl FnMut() -> u64 {
 #[tokio::test]
 async fn a_power_loss_at_any_write_loses_nothing_that_was_acknowledged() {
     type Acknowledged = Vec<(Claim, &'static str)>;
+    type Images = Vec<(Acknowledged, Vec<u8>)>;
     let world = World::new();
     let acknowledged: Arc<Mutex<Acknowledged>> = Arc::default();
-    let images: Arc<Mutex<Vec<(Acknowledged, Vec<u8>)>>> = Arc::default();
+    let images: Arc<Mutex<Images>> = Arc::default();
     let (told, taken, mut random) = (Arc::clone(&acknowledged), Arc::clone(&images), noise(7));
     world.medium.observe(move |after_power_loss| {
-        if random() % 40 == 0 {
+        if random().is_multiple_of(40) {
             let told = told.lock().unwrap().clone();
             taken.lock().unwrap().push((told, after_power_loss(&mut random)));
         }
@@ -298,7 +299,7 @@ async fn a_power_loss_at_any_write_loses_nothing_that_was_acknowledged() {
                 let claim = claim();
                 disk.claim(&claim).await.unwrap();
                 acknowledged.lock().unwrap().push((claim.clone(), "unknown"));
-                if random() % 3 != 0 {
+                if !random().is_multiple_of(3) {
                     disk.complete(&claim, &response(), LONG).await.unwrap();
                     acknowledged.lock().unwrap().push((claim, "completed"));
                 }

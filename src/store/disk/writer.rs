@@ -61,7 +61,7 @@ impl Writer {
         let thread = std::thread::Builder::new().name("onceproxy-disk".to_owned()).spawn(move || {
             let run = AssertUnwindSafe(|| serve(&queue, &tables, counts, &tell, &thread_fault));
             if catch_unwind(run).is_err() {
-                break_down(&thread_fault, "the database on disk failed: its thread panicked".to_owned());
+                break_down(&thread_fault, "the database on disk failed: its thread panicked");
             }
             // Whoever is still in the queue is told by the end of its channel; those who wait for a change look again.
             drop(queue);
@@ -97,7 +97,7 @@ impl Writer {
 
     /// Stops all work, because a read has found the database failing.
     pub(super) fn break_down(&self, fault: &Fault) {
-        break_down(&self.fault, fault.to_string());
+        break_down(&self.fault, &fault.to_string());
     }
 
     fn submit<R: Send + 'static>(
@@ -150,14 +150,14 @@ fn serve(queue: &Receiver<Job>, tables: &Tables, mut counts: Counts, tell: &Tell
         match committed {
             Ok(((), changes)) => tell.of(&changes),
             // Before the callers are let go: none of them is to get another operation in.
-            Err(error) => return break_down(fault, error.to_string()),
+            Err(error) => return break_down(fault, &error.to_string()),
         }
         settles.into_iter().for_each(|settle| settle());
     }
 }
 
-fn break_down(fault: &OnceLock<String>, message: String) {
-    if fault.set(message.clone()).is_ok() {
+fn break_down(fault: &OnceLock<String>, message: &str) {
+    if fault.set(message.to_owned()).is_ok() {
         tracing::error!(store = "disk", error = message, "the store has failed; requests are refused until a restart");
     }
 }

@@ -75,6 +75,7 @@ impl From<NoAnswer> for StoreError {
 /// Asks until there is an answer, the deadline comes or the answer can only be the same again.
 pub(super) async fn ask(link: &Link, question: &Question<'_>, limits: Limits) -> Result<Value, NoAnswer> {
     let (mut may_have_run, mut cuts, mut pause) = (false, 0, FIRST_PAUSE);
+    let mut earlier = None;
     loop {
         let carrier = OnceLock::new();
         let failure = match timeout_at(limits.end_of_try(), once(link, question, &carrier)).await {
@@ -97,14 +98,22 @@ pub(super) async fn ask(link: &Link, question: &Question<'_>, limits: Limits) ->
             Failure::Refused(_) | Failure::Unreadable(_) | Failure::Failed(_) => true,
         };
         if left <= pause || is_hopeless || cuts >= limits.cuts {
-            return Err(failure.into_no_answer(may_have_run, cuts, link));
+            // A last try that the deadline cut short says less than the one before it.
+            let telling = earlier.filter(|_| matches!(failure, Failure::TimedOut)).unwrap_or(failure);
+            return Err(telling.into_no_answer(may_have_run, cuts, link));
         }
         // What was lost on the way is asked again at once, on a new connection; a server that is not up is given time.
         if !was_sent || matches!(failure, Failure::Busy(_)) || cuts > 1 {
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
+        earlier = Some(failure);
     }
+}
+
+/// What an error in the answer to one of several commands means.
+pub(super) fn error_of(link: &Link, error: RedisError) -> StoreError {
+    Failure::of_asking(error).into_no_answer(false, 0, link).error
 }
 
 /// One try. `carrier` is set to the connection as soon as the question may be on its way.

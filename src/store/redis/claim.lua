@@ -1,6 +1,7 @@
 -- record.rs: claim. ARGV: … 8 whether an unknown record is taken over, 9 the largest body that comes along.
 -- Has no flags, so that it alone may be refused for memory, and only when it comes to write.
 if state == 0 then
+  -- It expired at this very moment; an absent one does not come by here (fresh.lua).
   if has_tombstone() then return { 'lost' } end
   become_granted()
   save('')

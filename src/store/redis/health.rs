@@ -14,7 +14,7 @@ use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::Shared;
-use super::ask::{Limits, Question, ask};
+use super::ask::{Limits, Question, ask, error_of};
 use super::link::Link;
 use crate::store::{NotReady, StoreError, StoreErrorKind};
 
@@ -81,6 +81,12 @@ impl Health {
         }
     }
 
+    /// Remembers that the server is there but lets nobody in.
+    fn refused(&self, error: &StoreError) {
+        self.standing.store(Arc::new(Standing::Unfit(error.message.clone())));
+        self.is_reachable.store(true, Ordering::Release);
+    }
+
     fn saw(&self, facts: &Facts) {
         self.standing.store(Arc::new(facts.standing(self.allow_eviction)));
         self.is_reachable.store(true, Ordering::Release);
@@ -99,15 +105,39 @@ pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) ->
 }
 
 async fn check(shared: &Shared, link: &Link, limits: Limits) -> Result<Facts, StoreError> {
+    let seen = see(link, limits).await;
+    match &seen {
+        Ok(facts) => shared.health.saw(facts),
+        Err(error) if error.kind == StoreErrorKind::Refused => shared.health.refused(error),
+        Err(error) => shared.health.failed(error),
+    }
+    seen
+}
+
+async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
     let mut commands = redis::pipe();
     // CONFIG is often forbidden, and then only less is logged: INFO says what matters.
     commands.cmd("INFO").cmd("CONFIG").arg("GET").arg("save");
-    let answer = ask(link, &Question::Commands(commands), limits).await.map_err(|no| {
-        shared.health.failed(&no.error);
-        no.error
-    })?;
-    let facts = Facts::read(answer);
-    shared.health.saw(&facts);
+    let Value::Array(answers) = ask(link, &Question::Commands(commands), limits).await? else {
+        return Ok(Facts::default());
+    };
+    let mut answers = answers.into_iter();
+    let mut facts = match answers.next().map(Value::extract_error) {
+        Some(Ok(Value::BulkString(info))) => Facts::read(&String::from_utf8_lossy(&info)),
+        Some(Err(refusal)) => match error_of(link, refusal) {
+            error if error.kind == StoreErrorKind::Refused => Facts { refusal: error.message, ..Facts::default() },
+            error => return Err(error),
+        },
+        _ => Facts::default(),
+    };
+    if facts.is_loading {
+        return Err(StoreError::new(StoreErrorKind::Unreachable, false, "Redis is still loading its data"));
+    }
+    if let Some(Value::Array(pair)) = answers.next()
+        && let Some(Value::BulkString(save)) = pair.get(1)
+    {
+        facts.snapshots = Some(String::from_utf8_lossy(save).into_owned());
+    }
     Ok(facts)
 }
 
@@ -153,35 +183,26 @@ struct Facts {
     append_only: bool,
     /// When it writes snapshots; `None` when it does not say.
     snapshots: Option<String>,
+    is_loading: bool,
+    /// Why it says nothing.
+    refusal: String,
 }
 
 impl Facts {
-    fn read(answer: Value) -> Facts {
+    fn read(info: &str) -> Facts {
         let mut facts = Facts::default();
-        let Value::Array(answers) = answer else { return facts };
-        let mut answers = answers.into_iter();
-        if let Some(Value::BulkString(info)) = answers.next() {
-            facts.read_info(&String::from_utf8_lossy(&info));
-        }
-        if let Some(Value::Array(pair)) = answers.next()
-            && let Some(Value::BulkString(save)) = pair.get(1)
-        {
-            facts.snapshots = Some(String::from_utf8_lossy(save).into_owned());
-        }
-        facts
-    }
-
-    fn read_info(&mut self, info: &str) {
         for (name, value) in info.lines().filter_map(|line| line.split_once(':')) {
             match name {
-                "redis_version" => self.version = value.to_owned(),
-                "maxmemory_policy" => self.eviction = Some(value.to_owned()),
-                "role" => self.role = value.to_owned(),
-                "connected_slaves" => self.replicas = value.to_owned(),
-                "aof_enabled" => self.append_only = value == "1",
+                "redis_version" => facts.version = value.to_owned(),
+                "maxmemory_policy" => facts.eviction = Some(value.to_owned()),
+                "role" => facts.role = value.to_owned(),
+                "connected_slaves" => facts.replicas = value.to_owned(),
+                "aof_enabled" => facts.append_only = value == "1",
+                "loading" => facts.is_loading = value == "1",
                 _ => {}
             }
         }
+        facts
     }
 
     fn standing(&self, allow_eviction: bool) -> Standing {
@@ -189,11 +210,11 @@ impl Facts {
             return Standing::Fit;
         }
         let Some(policy) = &self.eviction else {
-            return Standing::Unfit(
-                "Redis does not let this user run INFO, so its maxmemory-policy cannot be seen: allow INFO, or set \
-                 store.allow_eviction = true"
-                    .into(),
-            );
+            return Standing::Unfit(format!(
+                "the maxmemory-policy of Redis cannot be seen, because INFO is refused: allow it to this user, or set \
+                 store.allow_eviction = true ({})",
+                self.refusal
+            ));
         };
         let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
         if major.is_none_or(|major| major < OLDEST_MAJOR_VERSION) {
@@ -267,18 +288,17 @@ mod tests {
     fn reads_what_a_server_says() {
         let info = "# Server\r\nredis_version:7.0.15\r\naof_enabled:1\r\nmaxmemory_policy:noeviction\r\nrole:master\r\n\
                     connected_slaves:2\r\n";
-        let save = Value::Array(vec![Value::BulkString(b"save".into()), Value::BulkString(b"3600 1".into())]);
-        let read = Facts::read(Value::Array(vec![Value::BulkString(info.into()), save]));
         assert_eq!(
-            read,
+            Facts::read(info),
             Facts {
                 version: "7.0.15".into(),
                 eviction: Some("noeviction".into()),
                 role: "master".into(),
                 replicas: "2".into(),
                 append_only: true,
-                snapshots: Some("3600 1".into()),
+                ..Facts::default()
             }
         );
+        assert!(Facts::read("loading:1\r\n").is_loading);
     }
 }

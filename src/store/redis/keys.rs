@@ -19,7 +19,23 @@ impl Keys {
 
     /// The record; also the channel on which its changes are published.
     pub(super) fn record(&self, id: &RecordId) -> String {
-        format!("{}:{{{:02x}}}:r:{}", self.prefix, id.hash()[0], id.hex())
+        self.of_record(id, ":r:", None)
+    }
+
+    /// Put together by hand: this is done for every operation, and formatting is several times dearer.
+    fn of_record(&self, id: &RecordId, kind: &str, token: Option<Token>) -> String {
+        let mut key = String::with_capacity(self.prefix.len() + 80);
+        key.push_str(&self.prefix);
+        key.push_str(":{");
+        push_hex(&mut key, &id.hash()[..1]);
+        key.push('}');
+        key.push_str(kind);
+        push_hex(&mut key, id.hash());
+        if let Some(token) = token {
+            key.push(':');
+            push_hex(&mut key, token.as_bytes());
+        }
+        key
     }
 
     /// The index of open records in the shard of this record.
@@ -34,8 +50,7 @@ impl Keys {
 
     /// What stops this token from being granted again.
     pub(super) fn tombstone(&self, id: &RecordId, token: Token) -> String {
-        let token = u128::from_be_bytes(*token.as_bytes());
-        format!("{}:{{{:02x}}}:t:{}:{token:032x}", self.prefix, id.hash()[0], id.hex())
+        self.of_record(id, ":t:", Some(token))
     }
 
     /// The keys of an operation that names no token.
@@ -56,6 +71,14 @@ impl Keys {
     /// What the last sweep counted.
     pub(super) fn counts(&self) -> String {
         format!("{}:counts", self.prefix)
+    }
+}
+
+fn push_hex(out: &mut String, bytes: &[u8]) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for byte in bytes {
+        out.push(char::from(DIGITS[usize::from(byte >> 4)]));
+        out.push(char::from(DIGITS[usize::from(byte & 15)]));
     }
 }
 

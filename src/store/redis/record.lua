@@ -1,6 +1,5 @@
--- Reads the head of the record; every script begins with this. The layout is that of codec.rs.
+-- Takes the head of the record apart, and holds what the operations share. The layout is that of codec.rs.
 -- KEYS: record, index of open records, tombstone of ARGV[2].  ARGV: 1 member of the index, 2 token.
--- The body is never read here: it may be large, and a claim only wants to know the state.
 local CLAIMED, UNKNOWN, COMPLETED = 1, 2, 3
 local HEAD = '>BBBBBBHc16c36I4I8I8I8I8I8I4I4I4'
 -- In the index the unknown come first, by age; the claimed after them, by the end of their lease.
@@ -11,7 +10,6 @@ local key, open, tombstone, member, token = KEYS[1], KEYS[2], KEYS[3], ARGV[1], 
 -- Lua would write large numbers as 1.7e+12.
 local function digits(number) return string.format('%.0f', number) end
 
-local head = redis.call('GETRANGE', key, 0, 115)
 local version, encryption, reserved
 local state, flags, reason, status, owner, print, attempts, claimed_at, abandon_at, moment, expires_at, keep_unknown
 local prior_size, fields_size, body_size

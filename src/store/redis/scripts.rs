@@ -1,10 +1,8 @@
 //! The Lua scripts: put together from their parts once, and called by their hash.
 //!
-//! Each operation is one script. `clock.lua` and `record.lua` come first in all of them; what a script leaves to the
+//! Each operation is one script. `clock.lua`, `head.lua` and `record.lua` come first in all of them; what a script leaves to the
 //! caller is in the comment at its head. All but the claim may run on a server that is full (`allow-oom`): a claim that
 //! is refused loses nothing, a completion that is refused loses an answer.
-
-use std::borrow::Cow;
 
 use redis::Cmd;
 
@@ -53,15 +51,16 @@ impl Scripts {
     /// The scripts with another text where the clock is read: tests move the time that way.
     pub(super) fn with_clock(clock: &str) -> Scripts {
         const ALLOW_OOM: &str = "#!lua flags=allow-oom\n";
+        const HEAD: &str = include_str!("head.lua");
         const FOUND: &str = include_str!("found.lua");
         let record = format!("local TOMBSTONE_TTL = {}\n{}", TOMBSTONE_TTL.as_millis(), include_str!("record.lua"));
-        let strict = |parts: &[&str]| Script::new(&[&[clock, &record], parts].concat());
-        let allowed = |parts: &[&str]| Script::new(&[&[ALLOW_OOM, clock, &record], parts].concat());
+        let strict = |parts: &[&str]| Script::new(&[&[clock, HEAD, &record], parts].concat());
+        let allowed = |parts: &[&str]| Script::new(&[&[ALLOW_OOM, clock, HEAD, &record], parts].concat());
         let complete = [FOUND, include_str!("complete.lua")];
         let doubt = [include_str!("doubt.lua")];
         let resolve = [include_str!("resolve.lua")];
         Scripts {
-            claim: strict(&[FOUND, include_str!("claim.lua")]),
+            claim: Script::new(&[clock, HEAD, include_str!("fresh.lua"), &record, FOUND, include_str!("claim.lua")]),
             look: allowed(&[FOUND, include_str!("look.lua")]),
             renew: allowed(&[include_str!("renew.lua")]),
             complete: allowed(&complete),
@@ -82,7 +81,13 @@ impl Scripts {
 pub(super) struct Call<'a> {
     script: &'a Script,
     keys: Vec<String>,
-    args: Vec<Cow<'a, [u8]>>,
+    args: Vec<Arg<'a>>,
+}
+
+enum Arg<'a> {
+    Borrowed(&'a [u8]),
+    Made(Vec<u8>),
+    Number(u64),
 }
 
 impl<'a> Call<'a> {
@@ -93,18 +98,19 @@ impl<'a> Call<'a> {
 
     /// Adds an argument.
     pub(super) fn arg(mut self, arg: &'a [u8]) -> Call<'a> {
-        self.args.push(Cow::Borrowed(arg));
+        self.args.push(Arg::Borrowed(arg));
         self
     }
 
     /// Adds a number.
-    pub(super) fn number(self, arg: impl Into<u128> + Copy) -> Call<'a> {
-        self.made(arg.into().to_string().into_bytes())
+    pub(super) fn number(mut self, arg: impl Into<u64>) -> Call<'a> {
+        self.args.push(Arg::Number(arg.into()));
+        self
     }
 
     /// Adds bytes made for this call.
     pub(super) fn made(mut self, arg: Vec<u8>) -> Call<'a> {
-        self.args.push(Cow::Owned(arg));
+        self.args.push(Arg::Made(arg));
         self
     }
 
@@ -120,10 +126,22 @@ impl<'a> Call<'a> {
     }
 
     fn command(&self, name: &str, script: &str) -> Cmd {
-        let mut command = redis::cmd(name);
-        command.arg(script).arg(self.keys.len()).arg(&self.keys);
+        // The longest number has 20 digits.
+        let size = |arg: &Arg<'_>| match arg {
+            Arg::Borrowed(bytes) => bytes.len(),
+            Arg::Made(bytes) => bytes.len(),
+            Arg::Number(_) => 20,
+        };
+        let keys: usize = self.keys.iter().map(String::len).sum();
+        let data = name.len() + script.len() + 20 + keys + self.args.iter().map(size).sum::<usize>();
+        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), data);
+        command.arg(name).arg(script).arg(self.keys.len()).arg(&self.keys);
         for arg in &self.args {
-            command.arg(arg.as_ref());
+            match arg {
+                Arg::Borrowed(bytes) => command.arg(bytes),
+                Arg::Made(bytes) => command.arg(bytes),
+                Arg::Number(number) => command.arg(number),
+            };
         }
         command
     }

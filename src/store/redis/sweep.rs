@@ -75,7 +75,7 @@ impl Sweep<'_> {
         let keys = &self.shared.keys;
         let call = Call::new(&self.shared.scripts.sweeper, vec![keys.sweeper()])
             .made(self.name.to_string().into_bytes())
-            .number(SWEEPER_LEASE.as_millis());
+            .number(super::millis(SWEEPER_LEASE));
         let answer = self.ask(Question::Script(call)).await?;
         let [is_sweeper, now] = numbers(answer)?;
         if is_sweeper != 1 {

@@ -24,19 +24,17 @@ async fn every_change_wakes_watchers_on_both_handles(pair: &Pair) {
         let mut near = pair.one.watch(&claim.id).await.unwrap();
         let mut far = pair.two.watch(&claim.id).await.unwrap();
         let store = &pair.one;
-        match change {
-            "complete" => drop(store.complete(&claim, &response("x"), LONG).await.unwrap()),
-            "release" => drop(store.release(&claim).await.unwrap()),
-            "doubt" => drop(store.doubt(&claim, Reason::Reset, None).await.unwrap()),
-            "forget" => drop(store.forget(&claim.id, claim.token, true).await.unwrap()),
-            "not-executed" => {
-                drop(store.resolve(&claim.id, claim.token, &Finding::NotExecuted, true).await.unwrap());
-            }
-            _ => {
-                let finding = Finding::Executed { response: response("x"), retention: LONG };
-                drop(store.resolve(&claim.id, claim.token, &finding, true).await.unwrap());
-            }
-        }
+        let executed = Finding::Executed { response: response("x"), retention: LONG };
+        let (id, token) = (&claim.id, claim.token);
+        let done = match change {
+            "complete" => store.complete(&claim, &response("x"), LONG).await.map(|_| ()),
+            "release" => store.release(&claim).await.map(|_| ()),
+            "doubt" => store.doubt(&claim, Reason::Reset, None).await.map(|_| ()),
+            "forget" => store.forget(id, token, true).await.map(|_| ()),
+            "not-executed" => store.resolve(id, token, &Finding::NotExecuted, true).await.map(|_| ()),
+            _ => store.resolve(id, token, &executed, true).await.map(|_| ()),
+        };
+        done.unwrap();
         woken(&mut near, change).await;
         woken(&mut far, change).await;
     }

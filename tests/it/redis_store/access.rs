@@ -23,10 +23,12 @@ async fn a_password_gets_in_and_a_wrong_one_does_not() {
     completed(&*right.store, &response(1)).await;
     let none = Redis { password: None, ..with_user(&server, None, "") };
     for redis in [with_user(&server, None, "wrong"), none] {
-        let store = quiet(&config_of(redis));
-        let error = store.claim(&claim()).await.unwrap_err();
+        let config = config_of(redis);
+        let error = quiet(&config).claim(&claim()).await.unwrap_err();
         assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Refused, false), "{error}");
         assert!(!error.message.contains("secret"), "{error}");
+        let process = Process::open(&config);
+        until("the reason is shown", async || process.store.ready().err().filter(|e| e.0.contains("refuses"))).await;
     }
 }
 

@@ -1,6 +1,13 @@
 //! Waking those who wait in one process for what another does.
 
+use onceproxy::store::Watch;
+
 use super::*;
+
+/// Waits to be woken. The deadline is for a wake that never comes; nothing is concluded from it.
+async fn woken(watch: &mut dyn Watch) {
+    tokio::time::timeout(Duration::from_secs(30), watch.changed()).await.expect("a wake comes");
+}
 
 async fn numsub(server: &RedisServer, channel: &str, count: &str) {
     until("the subscriptions are as they should be", async || {
@@ -22,8 +29,8 @@ async fn a_process_subscribes_once_for_all_who_wait_and_lets_go_after_the_last()
     let mut second = process.store.for_core().watch(&claim.id).await.unwrap();
     numsub(&server, &channel, "1").await;
     // The first slow poll wakes once. After that nothing about the record changes, so only a message can.
-    first.changed().await;
-    second.changed().await;
+    woken(&mut *first).await;
+    woken(&mut *second).await;
     until("one message wakes all", async || {
         server.command(&["PUBLISH", &channel, ""]);
         let both = async { tokio::join!(first.changed(), second.changed()) };
@@ -44,8 +51,10 @@ async fn a_subscription_that_was_cut_is_made_again_and_everyone_woken() {
     process.store.claim(&claim).await.unwrap();
     let mut watch = process.store.watch(&claim.id).await.unwrap();
     numsub(&server, &key_of(&claim.id), "1").await;
+    // The first slow poll wakes once; later ones find nothing changed.
+    woken(&mut *watch).await;
     server.command(&["CLIENT", "KILL", "TYPE", "pubsub"]);
-    watch.changed().await;
+    woken(&mut *watch).await;
     numsub(&server, &key_of(&claim.id), "1").await;
 }
 
@@ -59,8 +68,8 @@ async fn without_permission_to_subscribe_the_poll_wakes() {
     let claim = claim();
     other.store.claim(&claim).await.unwrap();
     let mut watch = deaf.store.watch(&claim.id).await.unwrap();
-    watch.changed().await;
+    woken(&mut *watch).await;
     other.store.complete(&claim, &response(1), DAY).await.unwrap();
-    watch.changed().await;
+    woken(&mut *watch).await;
     replay(&*other.store, &claim).await;
 }

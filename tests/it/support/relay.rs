@@ -8,6 +8,8 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
+use super::eventually;
+use super::upstream::Gate;
 use super::wire::contains;
 
 /// What becomes of one reply.
@@ -17,6 +19,8 @@ pub(crate) enum Loss {
     Cut,
     /// It is swallowed, and so is all that follows on that connection.
     Silence,
+    /// The command itself is held back until [`Relay::let_go`], and only then reaches Redis; nobody gets its reply.
+    Late,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +34,7 @@ struct State {
     delay: Duration,
     lose_next: Option<(Vec<u8>, Loss)>,
     lost: usize,
+    let_go: Gate,
 }
 
 /// The relay. Dropping it closes everything.
@@ -45,7 +50,8 @@ impl Relay {
     pub(crate) async fn start(target: SocketAddr) -> Relay {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let state = Arc::new(Mutex::new(State { delay: Duration::ZERO, lose_next: None, lost: 0 }));
+        let state =
+            Arc::new(Mutex::new(State { delay: Duration::ZERO, lose_next: None, lost: 0, let_go: Gate::new() }));
         let mode = watch::Sender::new(Mode::Pass);
         let task = tokio::spawn(accept(listener, target, mode.clone(), state.clone()));
         Relay { address, mode, state, task }
@@ -59,6 +65,12 @@ impl Relay {
     /// Loses the reply to the next command that contains `marker`.
     pub(crate) fn lose_reply_to(&self, marker: &str, loss: Loss) {
         self.state.lock().unwrap().lose_next = Some((marker.as_bytes().to_vec(), loss));
+    }
+
+    /// Delivers the command that was held back, and returns once Redis has executed it.
+    pub(crate) async fn let_go(&self) {
+        self.state.lock().unwrap().let_go.open();
+        eventually("the late command to be executed", async || (self.lost() > 0).then_some(())).await;
     }
 
     /// How many replies were lost.
@@ -124,7 +136,17 @@ async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Recei
         }
         if from_client {
             losing = losing.or_else(|| loss_of_reply_to(&commands[..n], state));
+            if losing == Some(Loss::Late) {
+                let let_go = state.lock().unwrap().let_go.clone();
+                let_go.passed().await;
+            }
             if server.write_all(&commands[..n]).await.is_err() {
+                return;
+            }
+            if losing == Some(Loss::Late) {
+                // Whoever sent it may be gone; its reply says that Redis has executed it.
+                let _ = server.read(&mut replies).await;
+                state.lock().unwrap().lost += 1;
                 return;
             }
             continue;
@@ -132,7 +154,7 @@ async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Recei
         if let Some(loss) = losing {
             state.lock().unwrap().lost += 1;
             match loss {
-                Loss::Cut => return,
+                Loss::Cut | Loss::Late => return,
                 Loss::Silence => std::future::pending().await,
             }
         }

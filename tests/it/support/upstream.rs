@@ -31,7 +31,8 @@ impl Gate {
         self.0.send_replace(true);
     }
 
-    async fn passed(&self) {
+    /// Returns when it is open.
+    pub(crate) async fn passed(&self) {
         // This gate holds the sender, so the wait ends only when it is opened.
         let _ = self.0.subscribe().wait_for(|open| *open).await;
     }

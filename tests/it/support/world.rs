@@ -60,6 +60,7 @@ pub(crate) struct Builder {
     top: Lines,
     store_lines: Lines,
     route: Lines,
+    log: String,
     more: String,
     proxies: usize,
     relayed: bool,
@@ -82,6 +83,12 @@ impl Builder {
     /// Settings above the sections.
     pub(crate) fn top(mut self, lines: &str) -> Builder {
         self.top.set(lines);
+        self
+    }
+
+    /// Another section `[log]`; its format must stay `json`, which the start is read from.
+    pub(crate) fn log(mut self, section: &str) -> Builder {
+        self.log = section.to_owned();
         self
     }
 
@@ -176,6 +183,7 @@ impl World {
             top: Lines::default(),
             store_lines: Lines::default(),
             route: Lines::default(),
+            log: "[log]\nformat = \"json\"\n".to_owned(),
             more: String::new(),
             proxies: 1,
             relayed: false,
@@ -240,6 +248,11 @@ impl World {
         self.proxies[0].restart().await;
     }
 
+    /// Starts one more proxy with the same settings, and does not wait until it is ready.
+    pub(crate) async fn add_proxy(&mut self) {
+        self.proxies.push(Proxy::start(&self.config).await);
+    }
+
     /// Every byte that the store keeps outside of the proxy.
     pub(crate) async fn stored_bytes(&self) -> Vec<u8> {
         match self.settings.store {
@@ -261,8 +274,9 @@ impl World {
     fn write_settings(&self) {
         let settings = &self.settings;
         let text = format!(
-            "{}\n[admin]\nlisten = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n[store]\n{}\n[[route]]\n{}\n{}",
+            "{}\n[admin]\nlisten = \"127.0.0.1:0\"\n{}\n[store]\n{}\n[[route]]\n{}\n{}",
             settings.top.text(),
+            settings.log,
             settings.store_lines.text(),
             settings.route.text(),
             settings.more
