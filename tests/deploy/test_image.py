@@ -1,5 +1,5 @@
-"""The image, as far as it can be checked without a container engine: what the Dockerfile says, and, given a static binary
-(`make static`), a root filesystem laid out by its last stage in which that binary runs as the image would run it.
+"""The image, as far as it can be checked without a container engine: what the Dockerfile says, and, given a static
+binary (`make static`), a root filesystem laid out by its last stage, in which that binary runs as the image would.
 """
 
 import http.server

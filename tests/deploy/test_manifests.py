@@ -65,11 +65,10 @@ def test_names_that_are_referred_to_exist(workload):
 
 
 def test_selectors_find_the_pods(workload):
-    pods = [(one, one["spec"]["template"]) for one in workload.documents if one["kind"] in ("Deployment", "StatefulSet")]
-    labels = [template["metadata"]["labels"] for _, template in pods]
-    for workload_document, template in pods:
-        wanted = workload_document["spec"]["selector"]["matchLabels"]
-        assert wanted.items() <= template["metadata"]["labels"].items()
+    workloads = workload.of_kind("Deployment") + workload.of_kind("StatefulSet")
+    labels = [one["spec"]["template"]["metadata"]["labels"] for one in workloads]
+    for one, of_pod in zip(workloads, labels):
+        assert one["spec"]["selector"]["matchLabels"].items() <= of_pod.items()
     for kind, selector in [
         ("Service", lambda spec: spec["selector"]),
         ("PodDisruptionBudget", lambda spec: spec["selector"]["matchLabels"]),
@@ -110,7 +109,8 @@ def test_ports_are_those_of_the_settings(binary, workload, tmp_path):
     assert ports == {"once-proxy": int(proxy[2]), "once-admin": int(admin[2])}
     # The kubelet and Prometheus come by the pod's address.
     assert admin[0] == "0.0.0.0"
-    services = [one for one in workload.of_kind("Service") if one["spec"]["selector"].items() <= workload.labels.items()]
+    leads_here = lambda service: service["spec"]["selector"].items() <= workload.labels.items()
+    services = [one for one in workload.of_kind("Service") if leads_here(one)]
     for service in services:
         assert [port["targetPort"] for port in service["spec"]["ports"]] == [ports["once-proxy"]]
         assert proxy[0] == "0.0.0.0", "a service leads to a listener on loopback"
@@ -134,7 +134,8 @@ def test_the_proxy_is_let_out_to_its_store_and_upstreams(binary, workload, tmp_p
     for route in settings["route"]:
         upstream = urllib.parse.urlsplit(route["upstream"])
         assert upstream.hostname == "127.0.0.1" or {"https": 443, "http": 80}[upstream.scheme] in anywhere
-    to_pods = [(rule["to"][0]["podSelector"]["matchLabels"], rule["ports"]) for rule in policy["egress"] if "to" in rule]
+    within = [rule for rule in policy["egress"] if "to" in rule]
+    to_pods = [(rule["to"][0]["podSelector"]["matchLabels"], rule["ports"]) for rule in within]
     store = urllib.parse.urlsplit(settings["store"]["url"])
     if store.scheme == "disk":
         assert to_pods == []
@@ -197,7 +198,7 @@ def test_the_examples_call_happens_once(binary, start, render, tmp_path):
     assert handled.count("handled /v1/payments") == 2
 
 
-def test_probes_are_answered(workload, start, tmp_path):
+def test_probes_are_answered(binary, workload, start, tmp_path):
     file = workload.settings_file(tmp_path)
     proxy = start(
         environment=workload.environment()
@@ -216,6 +217,13 @@ def test_probes_are_answered(workload, start, tmp_path):
     # What a probe could be misspelt to, and what strangers could ask for, is not open.
     assert proxy.get("/healthz")[0] == 401
     assert proxy.get("/records")[0] == 401
+    # An operator who runs the binary in the container finds the listener and the token in its environment.
+    inside = workload.environment() | {
+        "ONCEPROXY_CONFIG": str(file),
+        "ONCEPROXY_ADMIN_LISTEN": proxy.addresses["admin"],
+    }
+    run(binary, "health", environment=inside)
+    run(binary, "records", "list", "--state", "unknown", environment=inside)
 
 
 def test_the_grace_period_covers_the_drain(binary, workload, tmp_path):
@@ -225,8 +233,8 @@ def test_the_grace_period_covers_the_drain(binary, workload, tmp_path):
         for container in workload.pod["containers"]
         if "preStop" in container.get("lifecycle", {})
     ]
-    drain = seconds(settings["drain_delay"]) + seconds(settings["drain_timeout"]) + seconds(settings["store"]["timeout"])
-    needed = max(pre_stops, default=0) + drain + LAST_WORDS
+    drain = seconds(settings["drain_delay"]) + seconds(settings["drain_timeout"])
+    needed = max(pre_stops, default=0) + drain + seconds(settings["store"]["timeout"]) + LAST_WORDS
     assert workload.pod["terminationGracePeriodSeconds"] >= needed
     # Nobody who still waits for an answer is cut off.
     for route in settings["route"]:
