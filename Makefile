@@ -40,7 +40,8 @@ image: ## The container image, with Docker, Podman or Buildah (IMAGE=name:tag, P
 
 static: ## A static binary, run as the image would run it; prints its path and size.
 	./scripts/install-deploy-tools
-	ONCEPROXY_STATIC="$$(./scripts/build-static)" .venv/bin/python -m pytest -q tests/deploy/test_image.py
+	binary="$$(./scripts/build-static)" && ls -l "$$binary" \
+	    && ONCEPROXY_BIN="$$binary" ONCEPROXY_STATIC="$$binary" .venv/bin/python -m pytest -q tests/deploy/test_image.py
 
 clean:
 	$(CARGO) clean
