@@ -25,13 +25,17 @@ mod keys;
 
 mod keeping;
 mod replay;
+mod resend;
 mod streams;
 
+mod limits;
 mod store_faults;
+mod unprotected;
 mod upstream_faults;
 mod webhooks;
 
 mod answers;
+mod hops;
 mod problems;
 mod secrets;
 mod vectors;

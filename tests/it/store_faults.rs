@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Answer, Gate, Request, Store, World, eventually, ms, reply};
+use crate::support::{Answer, Gate, Request, Store, World, eventually, ms, pass, reply};
 
 fn assert_refused(answer: &Answer) {
     answer.assert_problem(503, "store-unavailable");
@@ -12,8 +12,13 @@ fn assert_refused(answer: &Answer) {
 
 /// Repeats `k-1` while the store is away or a claim that nobody uses is not yet given back.
 async fn once_back(world: &World) -> Answer {
+    once_free(world, "k-1").await
+}
+
+/// The same with another key.
+async fn once_free(world: &World, key: &str) -> Answer {
     eventually("the store to be back and the key to be free", async || {
-        let answer = world.pay("k-1").await;
+        let answer = world.pay(key).await;
         (!matches!(answer.problem().as_str(), "store-unavailable" | "request-in-progress")).then_some(answer)
     })
     .await
@@ -111,6 +116,37 @@ on_shared_stores! {
         // Redis now makes the claim that it was asked for; nobody uses it, so it must not end as unknown.
         once_back(&world).await.assert_executed(201);
         assert_eq!(world.executions(), 2);
+    }
+
+    async fn g2_a_redis_that_hangs_longer_than_a_lease_burns_no_key(store) {
+        let world = World::build(store).store("timeout = \"1s\"").route("lease = \"2s\"").start().await;
+        world.pay("warm-up").await.assert_executed(201);
+        world.redis().pause();
+        let keys: Vec<_> = (0..10).map(|n| format!("k-{n}")).collect();
+        let refused: Vec<_> = keys.iter().map(|key| world.begin_pay(key)).collect();
+        for pending in refused {
+            assert_refused(&pending.answer().await);
+        }
+        pass(Duration::from_secs(5)).await;
+        world.redis().resume();
+        // The claims that lay in its buffers are made now; their leases begin when nobody uses them any more.
+        for key in &keys {
+            once_free(&world, key).await.assert_executed(201);
+        }
+        assert!(world.proxy().open_records("").await.is_empty());
+        assert_eq!(world.proxy().metric("onceproxy_stale_claims_total", &[]).await, 0.0);
+        assert_eq!(world.executions(), 11);
+    }
+
+    async fn an_empty_value_under_a_records_key_is_no_free_key(store) {
+        let world = World::with(store, "on_store_error = \"forward\"").await;
+        world.pay("k-1").await.assert_executed(201);
+        let spoil = "return redis.call('SET', redis.call('KEYS', '*:r:*')[1], '')";
+        world.redis().command(&["EVAL", spoil, "0"]).await;
+        assert_refused(&world.pay("k-1").await);
+        assert_eq!(world.executions(), 1);
+        let unreadable = [("operation", "claim"), ("kind", "unreadable")];
+        assert_eq!(world.proxy().metric("onceproxy_store_errors_total", &unreadable).await, 1.0);
     }
 
     async fn g5_flushed_scripts_are_no_error(store) {
