@@ -13,6 +13,7 @@ mod documents;
 mod layout;
 mod model;
 
+mod admin;
 mod commands;
 mod contract;
 mod disk;

@@ -164,7 +164,7 @@ async fn a_list_is_paged_across_the_shards_and_filtered() {
         }
     }
     let odd = Query { limit: 1, cursor: Some("zz.1.x".into()), ..Query::default() };
-    assert_eq!(store.list(&odd).await.unwrap_err().kind, StoreErrorKind::Refused);
+    assert_eq!(store.list(&odd).await.unwrap_err().kind, StoreErrorKind::BadQuery);
 }
 
 #[tokio::test]
