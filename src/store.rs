@@ -96,7 +96,7 @@ pub trait Store: Send + Sync {
     /// See [`crate::record::renew`].
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply>;
 
-    /// See [`crate::record::complete`]. A store too full for the body records the response without it.
+    /// See [`crate::record::complete`]. A store too full for the body records the response without it, and says so.
     fn complete<'a>(
         &'a self,
         claim: &'a Claim,

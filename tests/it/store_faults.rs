@@ -235,12 +235,26 @@ on_shared_stores! {
         world.redis().command(&["CONFIG", "SET", "maxmemory", "1"]).await;
         assert_refused(&world.pay("k-2").await);
         gate.open();
-        owner.answer().await.assert_executed(201);
-        let repeat = world.pay("k-1").await;
-        // Completed, with its body or without.
-        if repeat.status != 201 {
-            repeat.assert_problem(409, "response-not-retained");
-        }
+        let first = owner.answer().await;
+        assert_eq!(first.assert_executed(201).field("Cache-Status"), Some("onceproxy; fwd=miss; stored"));
+        world.pay("k-1").await.assert_replay(201);
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn a_full_redis_says_that_it_did_not_keep_a_body(store) {
+        let world = World::new(store).await;
+        let gate = Gate::new();
+        let body = vec![b'x'; 64 * 1024];
+        world.upstream.next(reply(201).body(&body).behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.redis().command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        gate.open();
+        let first = owner.answer().await;
+        let status = first.assert_executed(201).field("Cache-Status");
+        assert_eq!(status, Some("onceproxy; fwd=miss; detail=response-not-retained"));
+        assert_eq!(first.body, body);
+        world.pay("k-1").await.assert_problem(409, "response-not-retained");
         assert_eq!(world.executions(), 1);
     }
 
