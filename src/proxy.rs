@@ -212,9 +212,7 @@ impl Proxy {
                 Turn::Join(seat) => seat,
             };
             if !seat.fingerprint().conflicts_with(&keyed.fingerprint) {
-                // It can only join now. Ten thousand of them should not hold their requests while they wait.
-                keyed.body = None;
-                keyed.head.headers = http::HeaderMap::new();
+                keyed.let_go();
             }
             match self.join(&keyed, seat).await {
                 Joined::AskStore(false) => {}
@@ -252,7 +250,7 @@ impl Proxy {
             Ok(Ok(Delivery::Concluded(conclusion))) => Ok(keyed.first(conclusion)),
             Ok(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),
             Ok(Ok(Delivery::Elsewhere(seat))) => {
-                keyed.head.headers = http::HeaderMap::new();
+                keyed.let_go();
                 let joined = self.join(&keyed, seat).await;
                 Ok(keyed.joined(joined))
             }
@@ -335,6 +333,14 @@ struct Keyed<'a> {
 }
 
 impl Keyed<'_> {
+    /// Lets go of the request itself, which can only join now. Its parts share the connection's first read buffer; ten
+    /// thousand waiting ones should not hold theirs.
+    fn let_go(&mut self) {
+        self.body = None;
+        self.head.headers = http::HeaderMap::new();
+        self.head.uri = http::Uri::default();
+    }
+
     fn outgoing(&self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
         let key = Some((&self.key, self.key.is_quoted()));
