@@ -233,7 +233,7 @@ impl Proxy {
         };
         let (sender, receiver) = oneshot::channel();
         let witness = lead.witness();
-        // Boxed, and with the guard inside, so that starting the task moves a pointer and not the whole work.
+        // Boxed, as is the work itself: starting and ending a task moves it several times.
         let attempt = Box::new(Attempt {
             _counted: self.0.shared.tasks.enter(),
             route: keyed.route.clone(),
@@ -245,7 +245,7 @@ impl Proxy {
             key: keyed.key.clone(),
             in_flight,
         });
-        tokio::spawn(attempt.run(lead, Caller::new(sender)));
+        tokio::spawn(Box::pin(attempt.run(lead, Caller::new(sender))));
         match tokio::time::timeout(keyed.route.config.timeout, receiver).await {
             Ok(Ok(Delivery::Concluded(conclusion))) => Ok(keyed.first(conclusion)),
             Ok(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),

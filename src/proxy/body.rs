@@ -159,9 +159,9 @@ async fn collect(body: &mut Incoming, max: usize, share: &mut Share) -> Result<B
         if !share.grow(data.len()) {
             return Err(overloaded());
         }
-        // Most bodies come in one piece; that piece is not copied.
+        // Most bodies come in one piece; that piece is not copied if it is large.
         if first.is_empty() && rest.is_empty() {
-            first = data;
+            first = own(data);
         } else {
             if rest.is_empty() {
                 rest.extend_from_slice(&std::mem::take(&mut first));
@@ -170,6 +170,14 @@ async fn collect(body: &mut Incoming, max: usize, share: &mut Share) -> Result<B
         }
     }
     Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+/// A piece of a body that will be held for a while. A small one is copied out of the buffer it was read into: it would
+/// keep all of that alive, and make its connection take another one.
+pub fn own(piece: Bytes) -> Bytes {
+    /// About what the buffer of a connection holds.
+    const SMALL: usize = 8 * 1024;
+    if piece.len() <= SMALL { Bytes::copy_from_slice(&piece) } else { piece }
 }
 
 fn too_large(max: usize) -> Problem {

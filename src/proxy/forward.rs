@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{Body, Share};
+use super::body::{Body, Share, own};
 use super::claim::Chain;
 use super::error::Problem;
 use super::flights::{Conclusion, Seat};
@@ -228,10 +228,10 @@ async fn collect(
     while let Some(frame) = body.frame().await {
         match frame?.into_data() {
             Ok(data) => {
-                // The one piece that most bodies come in is not copied.
+                // The one piece that most bodies come in is not copied if it is large.
                 let fits = first.len() + rest.len() + data.len() <= limit && share.grow(data.len());
                 if first.is_empty() && rest.is_empty() {
-                    first = data;
+                    first = own(data);
                 } else {
                     if rest.is_empty() {
                         rest.extend_from_slice(&std::mem::take(&mut first));
