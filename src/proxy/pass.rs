@@ -11,7 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Request, StatusCode, Uri, request};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
@@ -43,6 +43,7 @@ pub async fn pass(
     held: Held,
 ) -> Result<Answer, Problem> {
     let progress = Progress::default();
+    let framing = framing(head, &body);
     let mut request = Request::new(match body {
         Plain::Coming(body) if body.is_end_stream() => RequestBody::full(Bytes::new()),
         Plain::Coming(body) => RequestBody::stream(Watched { body, progress: progress.clone() }),
@@ -51,9 +52,7 @@ pub async fn pass(
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = Uri::from(route::target(&route.config, head));
     *request.headers_mut() = headers::to_upstream(&route.config, head, peer, None);
-    if let Some(length) = head.headers.get(CONTENT_LENGTH) {
-        request.headers_mut().insert(CONTENT_LENGTH, length.clone());
-    }
+    request.headers_mut().extend(framing);
     let sending = send(route, request);
     let Some(sent) = progress.bounded(route.config.timeout, sending).await else {
         return Err(broken(head, Kind::OutcomeUnknownTimeout, "The upstream did not answer in time."));
@@ -64,6 +63,11 @@ pub async fn pass(
             return Err(broken(head, Kind::OutcomeUnknownBroken, "The upstream switched protocols unasked."));
         }
         Ok(response) => response.into_parts(),
+        Err(_) if progress.is_broken() => {
+            let what =
+                "The request body broke off or is badly framed; the upstream got a part of the request at the most.";
+            return Err(Problem::new(Kind::BodyInvalid, what));
+        }
         Err(Failure::NotSent(why)) => {
             let detail = format!("Nothing was sent to the upstream: {why}.");
             return Err(Problem::new(Kind::UpstreamUnreachable, detail));
@@ -78,6 +82,20 @@ pub async fn pass(
     *response.headers_mut() = headers::from_upstream(&parts, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
     Ok(Answer::new(response, RequestResult::Unprotected).with_via())
+}
+
+/// How the body is framed towards the upstream: rebuilt, never passed on. hyper would leave the body of a GET out that
+/// has neither field.
+fn framing(head: &request::Parts, body: &Plain) -> Option<(HeaderName, HeaderValue)> {
+    let length = match body {
+        Plain::Coming(body) if body.size_hint().exact().is_none() => {
+            return Some((TRANSFER_ENCODING, HeaderValue::from_static("chunked")));
+        }
+        Plain::Coming(body) => body.size_hint().exact()?,
+        Plain::Read(bytes) => bytes.len() as u64,
+    };
+    let is_said = length > 0 || head.headers.contains_key(CONTENT_LENGTH);
+    is_said.then(|| (CONTENT_LENGTH, HeaderValue::from(length)))
 }
 
 enum Failure {
@@ -124,7 +142,15 @@ fn broken(head: &request::Parts, kind: Kind, what: &str) -> Problem {
 #[derive(Clone, Debug, Default)]
 struct Progress(Arc<AtomicU64>);
 
+/// What [`Progress`] counts to when the body broke.
+const BROKEN: u64 = u64::MAX;
+
 impl Progress {
+    /// Whether it was the client's body that failed.
+    fn is_broken(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == BROKEN
+    }
+
     /// Waits for the future as long as the body moves, and for `patience` after it stopped.
     async fn bounded<F: Future>(&self, patience: Duration, future: F) -> Option<F::Output> {
         let mut future = std::pin::pin!(future);
@@ -151,8 +177,10 @@ impl http_body::Body for Watched {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if polled.is_ready() {
-            self.progress.0.fetch_add(1, Ordering::Relaxed);
+        match &polled {
+            Poll::Ready(Some(Err(_))) => self.progress.0.store(BROKEN, Ordering::Relaxed),
+            Poll::Ready(_) => _ = self.progress.0.fetch_add(1, Ordering::Relaxed),
+            Poll::Pending => {}
         }
         polled
     }

@@ -33,6 +33,7 @@ mod webhooks;
 
 mod answers;
 mod problems;
+mod raw_bytes;
 mod secrets;
 mod vectors;
 
