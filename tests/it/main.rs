@@ -28,6 +28,7 @@ mod replay;
 mod streams;
 
 mod store_faults;
+mod upgrades;
 mod upstream_faults;
 mod webhooks;
 
