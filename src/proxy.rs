@@ -27,6 +27,7 @@ pub mod recent;
 
 pub mod forward;
 pub mod pass;
+pub mod tunnel;
 
 pub mod record;
 
@@ -45,7 +46,7 @@ use self::forward::{Caller, Delivery, Outcome, Outgoing};
 use self::join::Joined;
 use self::key::{Found, Identity, Key, KeyFault};
 use self::lease::Lease;
-use self::pass::Plain;
+use self::pass::{Passage, Plain};
 use self::recent::Recent;
 use self::record::Ending;
 use self::respond::Answer;
@@ -99,6 +100,8 @@ struct Core {
     store: Arc<dyn Store>,
     shared: Shared,
     body_timeout: Duration,
+    /// Of clients' connections.
+    idle_timeout: Duration,
     log_requests: bool,
 }
 
@@ -120,6 +123,7 @@ impl Proxy {
             store,
             shared: shared.clone(),
             body_timeout: config.limits.body_timeout,
+            idle_timeout: config.limits.idle_timeout,
             log_requests: config.log.requests,
         })))
     }
@@ -132,6 +136,7 @@ impl Proxy {
             store: self.0.store.for_core(),
             shared: self.0.shared.clone(),
             body_timeout: self.0.body_timeout,
+            idle_timeout: self.0.idle_timeout,
             log_requests: self.0.log_requests,
         }))
     }
@@ -196,6 +201,9 @@ impl Proxy {
             }
             return self.pass(route, head, Plain::Read(body.bytes), peer).await;
         };
+        if tunnel::asked_for(head).is_some() {
+            return Err(key_with_upgrade());
+        }
         let identity = key::identify(&route.config, head, &key);
         let id = self.0.log_requests.then(|| identity.id.clone());
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
@@ -303,7 +311,8 @@ impl Proxy {
             return Err(overloaded("requests in flight"));
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
-        Box::pin(pass::pass(route, head, body, peer, Box::new(in_flight))).await
+        let passage = Passage { peer, held: Box::new(in_flight), idle: self.0.idle_timeout, shared: &self.0.shared };
+        Box::pin(pass::pass(route, head, body, passage)).await
     }
 
     fn in_flight(&self, route: &Route) -> Option<InFlight> {
@@ -521,6 +530,15 @@ fn key_problem(fault: &KeyFault) -> Problem {
         KeyFault::Body { .. } => Kind::BodyInvalid,
     };
     Problem::new(kind, fault.to_string())
+}
+
+/// The key's fault, and not the upgrade's: without a key the same request is passed on.
+fn key_with_upgrade() -> Problem {
+    Problem::new(
+        Kind::KeyInvalid,
+        "A request that asks for another protocol (Upgrade) cannot have a key: a switched connection has no response that \
+         could be recorded. Leave out one of the two; nothing was forwarded.",
+    )
 }
 
 fn key_missing() -> Problem {

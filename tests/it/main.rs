@@ -28,11 +28,13 @@ mod replay;
 mod streams;
 
 mod store_faults;
+mod upgrades;
 mod upstream_faults;
 mod webhooks;
 
 mod answers;
 mod problems;
+mod raw_bytes;
 mod secrets;
 mod vectors;
 
