@@ -22,10 +22,11 @@ test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .
 	$(CARGO) build --locked --bin onceproxy
 	.venv/bin/python -m pytest -q tests/deploy
 
-test-celery: deps ## A Celery worker that is killed, repeated and cut off, with the proxy and without; makes .venv with Celery.
+test-celery: deps ## A Celery worker that is killed and cut off, with the proxy and without; the guides; makes .venv with Celery.
 	./scripts/install-celery
 	$(CARGO) build --locked --bin onceproxy
 	.venv/bin/python tests/celery
+	.venv/bin/python tests/guides
 
 check: fmt clippy doc ## What must be clean besides the tests.
 

@@ -7,14 +7,14 @@ all, and that the count would show a double charge. The binary is ONCEPROXY_BIN,
 """
 
 import concurrent.futures
-import os
 import pathlib
 import sys
 import tempfile
 import time
 import traceback
 
-from world import PATIENCE, ROOT, Broker, World, children, end, kill
+from processes import PATIENCE, Broker, children, end, kill
+from world import World
 
 CHARGES, MESSAGES, PAID = "/ledger/charges", "/mail/messages", "/shop/orders/order-7/paid"
 ORDER = {"order": "order-7", "cents": 1999, "key": "order-7-charge"}
@@ -167,12 +167,12 @@ def receipt_killed(world):
 class Run:
     """One scenario in one world: how many effects there were, or what went wrong."""
 
-    def __init__(self, folder, binary, broker, play, counts, guarded):
+    def __init__(self, folder, broker, play, counts, guarded):
         self.effects, self.fault, self.logs = None, None, ""
         world = None
         try:
             folder.mkdir()
-            world = World(folder, binary, broker, guarded)
+            world = World(folder, broker, guarded)
             result = play(world)
             self.effects = world.services.count(counts)
             ids = [entry["id"] for entry in world.services.effects[counts]]
@@ -189,14 +189,6 @@ class Run:
                 self.logs = world.logs() if self.fault else ""
 
 
-def binary():
-    target = pathlib.Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"))
-    path = pathlib.Path(os.environ.get("ONCEPROXY_BIN", target / "debug" / "onceproxy")).resolve()
-    if not path.exists():
-        sys.exit(f"there is no {path}; run make test-celery, which builds it")
-    return path
-
-
 def main(words):
     chosen = [one for one in SCENARIOS if not words or any(word in one[0].__name__ for word in words)]
     if not chosen:
@@ -208,7 +200,7 @@ def main(words):
         try:
             runs = [
                 [
-                    pool.submit(Run, folder / f"{play.__name__}-{guarded}", binary(), broker.url(), play, counts, guarded)
+                    pool.submit(Run, folder / f"{play.__name__}-{guarded}", broker.url(), play, counts, guarded)
                     for guarded in (True, False)
                 ]
                 for play, _, counts in chosen

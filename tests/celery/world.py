@@ -1,48 +1,24 @@
-"""What a scenario runs in: services that can hold an answer or lose it, a broker, workers, and onceproxy or nothing.
-
-Everything is a process or a socket of its own, found by port 0 and ended by its process id. Nothing sleeps to wait for
-something to be ready: a wait looks at what it waits for, and ends a run that takes too long.
-"""
+"""What a scenario runs in: services that can hold an answer or lose it, a broker, workers, and onceproxy or nothing."""
 
 import json
-import os
-import pathlib
 import re
-import signal
-import socket
 import subprocess
 import sys
 import threading
-import time
 import urllib.request
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+from processes import PATIENCE, ROOT, Fault, Proxy, Relay, binary, children, clean_environment, end, kill, until
+
 EXAMPLE = ROOT / "examples" / "celery"
 sys.path.insert(0, str(EXAMPLE))
 
 import celery  # noqa: E402
 from services import Services  # noqa: E402
 
-# For one step of a scenario. A redelivery by Redis takes ten seconds at most, a start of a worker a few.
-PATIENCE = 60
 # Seconds: what is taken and not acknowledged for longer is delivered again, at the worker's next look.
 VISIBILITY_TIMEOUT = 1
 # No proxy of the environment stands in between.
 OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-
-
-class Fault(Exception):
-    """What a scenario waited for did not happen, or something else did."""
-
-
-def until(what, look):
-    """Looks until there is something to see, and returns it."""
-    deadline = time.monotonic() + PATIENCE
-    while not (seen := look()):
-        if time.monotonic() > deadline:
-            raise Fault(f"waited {PATIENCE} s for {what}")
-        time.sleep(0.05)
-    return seen
 
 
 class WatchedServices(Services):
@@ -79,101 +55,11 @@ class WatchedServices(Services):
         """A worker that was killed while it waited for its answer is no error here."""
 
 
-class Relay:
-    """A connection between worker and service, which loses the first answer that it carries."""
-
-    def __init__(self, target):
-        host, port = target.removeprefix("http://").split(":")
-        self.target = (host, int(port))
-        self.lost = 0
-        self.listener = socket.create_server(("127.0.0.1", 0))
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def url(self):
-        return f"http://127.0.0.1:{self.listener.getsockname()[1]}"
-
-    def _accept(self):
-        while True:
-            try:
-                near, _ = self.listener.accept()
-            except OSError:
-                return
-            far = socket.create_connection(self.target)
-            threading.Thread(target=self._copy, args=(near, far), daemon=True).start()
-            threading.Thread(target=self._copy, args=(far, near, self.lost == 0), daemon=True).start()
-
-    def _copy(self, source, sink, loses=False):
-        try:
-            while data := source.recv(65536):
-                if loses:
-                    self.lost += 1
-                    break
-                sink.sendall(data)
-        except OSError:
-            pass
-        for end in (source, sink):
-            try:
-                end.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass
-
-
-def clean_environment():
-    """This environment without settings of a proxy, and without a proxy for HTTP."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("ONCEPROXY_")}
-    return kept | {"NO_PROXY": "127.0.0.1", "no_proxy": "127.0.0.1", "PYTHONUNBUFFERED": "1"}
-
-
-def end(process):
-    """Ends a process that this run started."""
-    if process.poll() is None:
-        process.kill()
-    process.wait()
-
-
-class Broker:
-    """A Redis server of this run, with a database for each world."""
-
-    def __init__(self, folder):
-        log = folder / "redis.log"
-        # A port that was free a moment ago may be taken by now.
-        for _ in range(5):
-            with socket.socket() as probe:
-                probe.bind(("127.0.0.1", 0))
-                self.port = probe.getsockname()[1]
-            self.process = subprocess.Popen(
-                ["redis-server", "--port", str(self.port), "--bind", "127.0.0.1", "--save", "", "--databases", "64"],
-                cwd=folder,
-                stdout=log.open("ab"),
-                stderr=subprocess.STDOUT,
-            )
-            if until("Redis to listen, or to end", self._listens_or_ended) == "listens":
-                self.database = 0
-                return
-        raise Fault(f"Redis does not start:\n{log.read_text()}")
-
-    def _listens_or_ended(self):
-        if self.process.poll() is not None:
-            return "ended"
-        try:
-            with socket.create_connection(("127.0.0.1", self.port), 1) as connection:
-                connection.sendall(b"PING\r\n")
-                return "listens" if connection.recv(16) == b"+PONG\r\n" else None
-        except OSError:
-            return None
-
-    def url(self):
-        """The URL of a database that nobody else has."""
-        self.database += 1
-        return f"redis://127.0.0.1:{self.port}/{self.database}"
-
-
 class World:
     """One run of one scenario, with onceproxy between worker and services (`guarded`) or without."""
 
-    def __init__(self, folder, binary, broker, guarded):
-        self.folder, self.binary, self.guarded = folder, binary, guarded
+    def __init__(self, folder, broker, guarded):
+        self.folder, self.guarded = folder, guarded
         self.processes = []
         self.services = WatchedServices()
         self.admin = None
@@ -193,7 +79,7 @@ class World:
     def _popen(self, name, command, **how):
         process = subprocess.Popen(
             [str(part) for part in command],
-            env=getattr(self, "environment", None) or clean_environment(),
+            env=self.environment,
             stderr=(self.folder / f"{name}.log").open("ab"),
             text=True,
             **how,
@@ -202,28 +88,14 @@ class World:
         return process
 
     def _start_proxy(self):
-        """Starts onceproxy with the settings of the example, but for the ports, and returns its address."""
+        """Starts onceproxy with the settings of the example, but for the ports."""
         settings = (EXAMPLE / "onceproxy.toml").read_text()
         upstream = '"http://127.0.0.1:3000"'
         assert settings.count(upstream) == 2, "the example's upstream has another address"
-        file = self.folder / "onceproxy.toml"
-        log = '[log]\nformat = "json"\n'
-        file.write_text(settings.replace(upstream, f'"{self.services.url}"') + log)
-        listen = ["--listen", "127.0.0.1:0", "--admin-listen", "127.0.0.1:0", "--store", f"disk:{self.folder}/data"]
-        self._popen("onceproxy", [self.binary, "serve", "--config", file, *listen])
-
-        def addresses():
-            lines = (self.folder / "onceproxy.log").read_text().splitlines(keepends=True)
-            if self.processes[-1].poll() is not None:
-                raise Fault(f"onceproxy ended:\n{''.join(lines)}")
-            lines = [json.loads(line) for line in lines if line.startswith("{") and line.endswith("\n")]
-            fields = [line.get("fields", line) for line in lines]
-            found = {line["listener"]: line["address"] for line in fields if "listener" in line}
-            return found if len(found) == 2 else None
-
-        found = until("onceproxy to listen", addresses)
-        self.admin = found.pop("admin")
-        return "http://{}".format(*found.values())
+        proxy = Proxy(self.folder, settings.replace(upstream, f'"{self.services.url}"'))
+        self.processes.append(proxy.process)
+        self.admin = proxy.admin
+        return proxy.url
 
     def lose_first_answer(self):
         """Puts a relay before what the worker calls, which loses the first answer."""
@@ -256,7 +128,7 @@ class World:
 
     def onceproxy(self, *arguments):
         """Runs a command of onceproxy against the one that runs, and returns what it prints."""
-        return self._run("command", [self.binary, *arguments, "--admin", self.admin])
+        return self._run("command", [binary(), *arguments, "--admin", self.admin])
 
     def waiting(self):
         """How many duplicates wait at onceproxy for a running attempt."""
@@ -286,19 +158,3 @@ class World:
         return "".join(
             f"--- {path.name}\n{path.read_text(errors='replace')[-6000:]}\n" for path in sorted(self.folder.glob("*.log"))
         )
-
-
-def children(pid):
-    """The processes that a process started."""
-    try:
-        return [int(child) for child in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
-    except FileNotFoundError:
-        return []
-
-
-def kill(pid):
-    """Ends a process as the kernel does when memory is short: it gets no chance to say anything."""
-    try:
-        os.kill(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
