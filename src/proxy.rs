@@ -366,7 +366,8 @@ impl Keyed<'_> {
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
         let answer = respond::first(conclusion);
         let duplicate = matches!(answer.result, RequestResult::Replayed | RequestResult::InProgress);
-        if duplicate { answer.with_preference(self.preferred_wait) } else { answer }
+        let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
+        if duplicate && waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
 
     fn joined(&self, joined: Joined) -> Answer {

@@ -590,6 +590,11 @@ pub enum CompleteReply {
     Stored,
     /// Recorded, although the store had forgotten the claim.
     Rewritten,
+    /// Recorded without its body, for which the store had no room. Back-ends say this; the rule never does.
+    WithoutBody {
+        /// The store had forgotten the claim as well.
+        rewritten: bool,
+    },
     /// There already is a completed record; this is what it holds, and what the caller gets.
     Already(Replay),
     /// The record is another attempt's. Nothing was written.

@@ -13,6 +13,7 @@ mod documents;
 mod layout;
 mod model;
 
+mod admin;
 mod commands;
 mod contract;
 mod disk;
@@ -25,14 +26,18 @@ mod keys;
 
 mod keeping;
 mod replay;
+mod resend;
 mod streams;
 
+mod limits;
 mod store_faults;
 mod upgrades;
+mod unprotected;
 mod upstream_faults;
 mod webhooks;
 
 mod answers;
+mod hops;
 mod problems;
 mod raw_bytes;
 mod secrets;
