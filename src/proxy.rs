@@ -38,7 +38,7 @@ pub mod error;
 pub mod headers;
 
 use self::body::{Body, Budget, Share};
-use self::claim::Claimed;
+use self::claim::{Claimed, Looked};
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
 use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
@@ -51,7 +51,7 @@ use self::recent::Recent;
 use self::record::Ending;
 use self::respond::Answer;
 use self::route::{Route, Routes};
-use crate::config::{Config, Limits};
+use crate::config::{Config, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Claim, Fingerprint, Reason};
 use crate::shutdown::{Signal, TaskGuard, Tasks};
@@ -142,18 +142,18 @@ impl Proxy {
     }
 
     /// Answers one request.
-    pub async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    pub async fn handle(self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
         let started = Instant::now();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         let route = match self.0.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
-                body::drain(body);
+                body::discard(&head, body);
                 self.0.shared.metrics.no_route();
                 return problem.into_response();
             }
         };
-        let answer = self.steps(&route, &head, body, peer).await.unwrap_or_else(Answer::problem);
+        let answer = self.steps(&route, &mut head, body, peer).await.unwrap_or_else(Answer::problem);
         let took = started.elapsed();
         route.metrics.answered(answer.result, took);
         if self.0.log_requests {
@@ -174,27 +174,20 @@ impl Proxy {
     async fn steps(
         &self,
         route: &Arc<Route>,
-        head: &request::Parts,
+        head: &mut request::Parts,
         body: Incoming,
         peer: SocketAddr,
     ) -> Result<Answer, Problem> {
-        if !route.config.methods.contains(&head.method) {
-            return self.pass(route, head, Plain::Coming(body), peer).await;
-        }
         let found = match key_from_head(route, head) {
-            Ok(Found::Absent) if route.config.key_required => Err(key_missing()),
             Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer).await,
-            found => found,
-        };
-        let found = match found {
             Ok(found) => found,
             Err(problem) => {
-                body::drain(body);
+                body::discard(head, body);
                 return Err(problem);
             }
         };
         let max = route.config.max_request_body;
-        let body = body::read(body, max, self.0.body_timeout, &self.0.shared.buffered).await?;
+        let body = body::read(head, body, max, self.0.body_timeout, &self.0.shared.buffered).await?;
         let fingerprint = self.0.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
@@ -213,7 +206,8 @@ impl Proxy {
         }
         let identity = key::identify(&route.config, head, &key);
         let id = self.0.log_requests.then(|| identity.id.clone());
-        let keyed = Keyed { route, head, peer, body: Some(body), fingerprint, key, identity };
+        let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
+        let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity };
         let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
         Ok(Answer { record: id, ..answer })
     }
@@ -226,10 +220,9 @@ impl Proxy {
                 Turn::Join(seat) => seat,
             };
             if !seat.fingerprint().conflicts_with(&keyed.fingerprint) {
-                // It can only join now. Ten thousand of them should not hold their bodies while they wait.
-                keyed.body = None;
+                keyed.let_go();
             }
-            match self.join(&keyed, seat).await? {
+            match self.join(&keyed, seat).await {
                 Joined::AskStore(false) => {}
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
@@ -242,16 +235,13 @@ impl Proxy {
     }
 
     /// Runs the attempt as a counted task, and listens to it.
-    async fn lead(&self, mut keyed: Keyed<'_>, mut lead: Lead) -> Result<Answer, Problem> {
+    async fn lead(&self, mut keyed: Keyed<'_>, lead: Lead) -> Result<Answer, Problem> {
         let (Some(in_flight), Some(body)) = (self.in_flight(keyed.route), keyed.body.take()) else {
-            let problem = overloaded("requests in flight");
-            lead.leave();
-            lead.conclude(&Arc::new(problem.clone().into()));
-            return Err(problem);
+            return Ok(self.without_room(&keyed, lead).await);
         };
         let (sender, receiver) = oneshot::channel();
         let witness = lead.witness();
-        // Boxed, and with the guard inside, so that starting the task moves a pointer and not the whole work.
+        // Boxed, as is the work itself: starting and ending a task moves it several times.
         let attempt = Box::new(Attempt {
             _counted: self.0.shared.tasks.enter(),
             route: keyed.route.clone(),
@@ -263,27 +253,47 @@ impl Proxy {
             key: keyed.key.clone(),
             in_flight,
         });
-        tokio::spawn(attempt.run(lead, Caller::new(sender)));
+        tokio::spawn(Box::pin(attempt.run(lead, Caller::new(sender))));
         match tokio::time::timeout(keyed.route.config.timeout, receiver).await {
             Ok(Ok(Delivery::Concluded(conclusion))) => Ok(keyed.first(conclusion)),
-            Ok(Ok(Delivery::Flowing(response))) => Ok(Answer::new(*response, RequestResult::Executed).with_via()),
+            Ok(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),
             Ok(Ok(Delivery::Elsewhere(seat))) => {
-                let joined = self.join(&keyed, seat).await?;
+                keyed.let_go();
+                let joined = self.join(&keyed, seat).await;
                 Ok(keyed.joined(joined))
             }
             Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
-            Err(_) if witness.was_granted() => Err(Problem::still_listening(&keyed.identity.id)),
+            Err(_) if witness.was_granted() => {
+                witness.tell_unknown();
+                Err(Problem::still_listening(&keyed.identity.id))
+            }
             // The store has not even answered; if it grants the claim now, the attempt goes on for a repeat to find.
             Err(_) => Err(claim::unavailable(&keyed.identity.id)),
         }
     }
 
-    async fn join(&self, keyed: &Keyed<'_>, seat: Seat) -> Result<Joined, Problem> {
+    /// Answers a request that may not be forwarded now. Over the limit nothing is claimed; what is done already is
+    /// replayed all the same.
+    async fn without_room(&self, keyed: &Keyed<'_>, mut lead: Lead) -> Answer {
+        let found = claim::look(keyed.route, &self.0.store, &keyed.identity.id, &keyed.fingerprint).await;
+        let conclusion = Arc::new(match found {
+            Looked::Absent => overloaded("requests in flight").into(),
+            Looked::Running => Problem::in_progress(&keyed.identity.id).into(),
+            Looked::Concluded(conclusion) => conclusion,
+        });
+        lead.leave();
+        lead.conclude(&conclusion);
+        keyed.first(conclusion)
+    }
+
+    async fn join(&self, keyed: &Keyed<'_>, seat: Seat) -> Joined {
         let route = keyed.route;
-        let _share = self.0.shared.waiting.take(1).ok_or_else(|| overloaded("waiting duplicates"))?;
-        let _counted = Counted::new(&route.metrics.waiting);
-        let patience = keyed.preferred_wait().unwrap_or(route.config.wait_timeout);
-        Ok(join::join(route, &keyed.identity.id, &keyed.fingerprint, seat, patience).await)
+        let room = || {
+            let share = self.0.shared.waiting.take(1)?;
+            Some((share, Counted::new(&route.metrics.waiting)))
+        };
+        let patience = keyed.preferred_wait.unwrap_or(route.config.wait_timeout);
+        join::join(route, &keyed.identity.id, &keyed.fingerprint, seat, patience, room).await
     }
 
     /// Passes a request through without protection.
@@ -296,7 +306,7 @@ impl Proxy {
     ) -> Result<Answer, Problem> {
         let Some(in_flight) = self.in_flight(route) else {
             if let Plain::Coming(body) = body {
-                body::drain(body);
+                body::discard(head, body);
             }
             return Err(overloaded("requests in flight"));
         };
@@ -320,8 +330,10 @@ impl std::fmt::Debug for Proxy {
 /// A keyed request, read whole.
 struct Keyed<'a> {
     route: &'a Arc<Route>,
-    head: &'a request::Parts,
+    head: &'a mut request::Parts,
     peer: SocketAddr,
+    /// How long the client wants to wait as a duplicate, if that is less than the route would let it.
+    preferred_wait: Option<Duration>,
     /// Gone once the request can only join.
     body: Option<body::Whole>,
     fingerprint: Fingerprint,
@@ -330,6 +342,14 @@ struct Keyed<'a> {
 }
 
 impl Keyed<'_> {
+    /// Lets go of the request itself, which can only join now. Its parts share the connection's first read buffer; ten
+    /// thousand waiting ones should not hold theirs.
+    fn let_go(&mut self) {
+        self.body = None;
+        self.head.headers = http::HeaderMap::new();
+        self.head.uri = http::Uri::default();
+    }
+
     fn outgoing(&self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
         let key = Some((&self.key, self.key.is_quoted()));
@@ -343,15 +363,10 @@ impl Keyed<'_> {
         }
     }
 
-    /// How long the client wants to wait as a duplicate, if that is less than the route would let it.
-    fn preferred_wait(&self) -> Option<Duration> {
-        headers::preferred_wait(&self.head.headers).filter(|wait| *wait < self.route.config.wait_timeout)
-    }
-
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
         let answer = respond::first(conclusion);
         let duplicate = matches!(answer.result, RequestResult::Replayed | RequestResult::InProgress);
-        if duplicate { answer.with_preference(self.preferred_wait()) } else { answer }
+        if duplicate { answer.with_preference(self.preferred_wait) } else { answer }
     }
 
     fn joined(&self, joined: Joined) -> Answer {
@@ -361,7 +376,8 @@ impl Keyed<'_> {
             // A seat of its own flight: the store has just said that another process is at it.
             Joined::AskStore(_) => Answer::problem(Problem::in_progress(&self.identity.id)),
         };
-        answer.with_preference(self.preferred_wait())
+        let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
+        if waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
 }
 
@@ -412,7 +428,7 @@ impl Attempt {
         }
         let ending = hold(&route, &lease, outgoing, &mut caller, &shared.cut_off).await;
         let Ending { conclusion, unfinished, hold } = ending;
-        if caller.left() && matches!(*conclusion, Conclusion::Answered(_)) {
+        if lead.told_unknown() && matches!(*conclusion, Conclusion::Answered(_)) {
             route.metrics.late_answers.inc();
         }
         drop(in_flight);
@@ -496,9 +512,16 @@ impl Drop for Counted {
     }
 }
 
+/// The key as far as the head gives it. Absent: the request is none that this route protects.
 fn key_from_head(route: &Route, head: &request::Parts) -> Result<Found, Problem> {
     key::check_connection(&route.config, head).map_err(|fault| key_problem(&fault))?;
-    key::from_head(&route.config, head).map_err(|fault| key_problem(&fault))
+    if !route.config.methods.contains(&head.method) {
+        return Ok(Found::Absent);
+    }
+    match key::from_head(&route.config, head).map_err(|fault| key_problem(&fault))? {
+        Found::Absent if route.config.key_required => Err(key_missing()),
+        found => Ok(found),
+    }
 }
 
 fn key_problem(fault: &KeyFault) -> Problem {

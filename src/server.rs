@@ -8,7 +8,7 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
@@ -140,10 +140,11 @@ fn spawn<S, F, B>(
     let answering = service_fn(move |request| {
         let turn = exchange.begin();
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
-        let called = verdict.map(|()| service(request, peer));
+        // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
+        let called = verdict.map(|()| Box::pin(service(request, peer)));
         answer(called, turn, peer)
     });
-    let connection = http.serve_connection(TokioIo::new(wire), answering).with_upgrades();
+    let connection = Box::pin(http.serve_connection(TokioIo::new(wire), answering).with_upgrades());
     spawn_counted(tasks, async move {
         if let Err(error) = drive(connection, &shared).await {
             tracing::debug!(%remote, %error, "a connection ended early");
@@ -152,7 +153,11 @@ fn spawn<S, F, B>(
 }
 
 /// Waits for the service's answer, or refuses the request.
-async fn answer<F, B>(called: Result<F, HeadFault>, turn: Turn, peer: Peer) -> Result<Response<Answer<B>>, Infallible>
+async fn answer<F, B>(
+    called: Result<Pin<Box<F>>, HeadFault>,
+    turn: Turn,
+    peer: Peer,
+) -> Result<Response<Answer<B>>, Infallible>
 where
     F: Future<Output = Response<B>>,
 {
@@ -186,7 +191,7 @@ where
 /// Runs a connection to its end, and has it end with the request that is being answered when draining begins. A
 /// connection that is between two requests then is closed by its [`Wire`].
 async fn drive<S, B>(
-    connection: http1::UpgradeableConnection<TokioIo<Wire>, S>,
+    mut connection: Pin<Box<http1::UpgradeableConnection<TokioIo<Wire>, S>>>,
     exchange: &Exchange,
 ) -> hyper::Result<()>
 where
@@ -195,7 +200,6 @@ where
     B: Body + 'static,
     B::Error: Into<BoxError>,
 {
-    let mut connection = pin!(connection);
     let drain = exchange.drain();
     let mut wake = None;
     let mut told = false;

@@ -105,7 +105,7 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
     *response.status_mut() = parts.status;
     *response.headers_mut() = headers::from_upstream(&parts, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
-    Ok(Answer::new(response, RequestResult::Unprotected).with_via())
+    Ok(Answer::new(response, RequestResult::Unprotected))
 }
 
 /// Answers that the connection switches, and has it run on as a tunnel; `None` if the upstream did so unasked.
@@ -121,7 +121,7 @@ fn switch(offer: Option<Offer>, upstream: http::Response<ResponseBody>, passage:
     tunnel::announce(response.headers_mut(), protocol);
     let bounds = Bounds { idle, cut_off: shared.cut_off.clone(), counted: shared.tasks.enter(), held };
     tunnel::run(offer.accepted(http::Response::from_parts(parts, body)), bounds);
-    Some(Answer::new(response, RequestResult::Unprotected).with_via())
+    Some(Answer::new(response, RequestResult::Unprotected))
 }
 
 /// How the body is framed towards the upstream: rebuilt, never passed on. hyper would leave the body of a GET out that
