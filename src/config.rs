@@ -16,6 +16,7 @@ pub mod statuses;
 pub mod store;
 
 mod address;
+mod changes;
 mod effective;
 mod load;
 mod mistakes;
@@ -31,6 +32,7 @@ mod values;
 #[cfg(test)]
 mod tests;
 
+pub use changes::{Changed, Content, change};
 pub use effective::effective;
 pub use load::{Environment, Flags, Loaded, Sources, load};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
@@ -105,6 +107,22 @@ pub enum LogLevel {
     Debug,
     /// Everything.
     Trace,
+}
+
+impl LogLevel {
+    /// Every level, most severe first.
+    pub const ALL: [LogLevel; 5] = [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace];
+
+    /// The word in settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+            LogLevel::Trace => "trace",
+        }
+    }
 }
 
 /// How a log line looks.

@@ -8,6 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use http::{Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
@@ -86,12 +87,23 @@ impl Shared {
             cut_off: Signal::new(),
         }
     }
+
+    /// Changes the budgets' sizes. What is taken already stays taken.
+    fn set_limits(&self, limits: &Limits) {
+        self.in_flight.set_limit(limits.in_flight);
+        self.waiting.set_limit(limits.waiting);
+        self.buffered.set_limit(limits.buffered);
+    }
 }
 
-/// The proxy of one core.
+/// The proxy of one core. Clones are the same proxy.
+///
+/// Its settings can be replaced while it serves ([`reload`]): a request takes one look at them and keeps what it saw, so
+/// that a running attempt ends under the settings it began with.
 #[derive(Clone)]
-pub struct Proxy(Arc<Core>);
+pub struct Proxy(Arc<ArcSwap<Core>>);
 
+/// One state of the settings, with what it needs on this core.
 struct Core {
     routes: Routes,
     /// How fingerprints are made, by the route's index.
@@ -102,56 +114,121 @@ struct Core {
     log_requests: bool,
 }
 
+/// A route's upstream cannot be prepared: the name of the route, and what is wrong.
+pub type UnusableRoute = (String, TlsSetupError);
+
+/// Replaces the settings of the proxies of all cores: of all, or on an error of none.
+///
+/// A route whose upstream stays the same keeps its connections, unless it has certificates of its own to trust, which
+/// are read anew. What the cores share keeps its counts under the new limits.
+///
+/// # Errors
+/// The name of a route, if the certificates for its `https` upstream cannot be read.
+pub fn reload(cores: &[Proxy], config: &Config) -> Result<(), UnusableRoute> {
+    let mut next: Vec<Arc<Core>> = Vec::with_capacity(cores.len());
+    for Proxy(core) in cores {
+        let running = core.load_full();
+        let made = match next.first() {
+            None => running.with(config)?,
+            Some(first) => first.for_another_core(running.store.clone(), Some(&running.routes)),
+        };
+        next.push(Arc::new(made));
+    }
+    if let Some(first) = next.first() {
+        first.shared.set_limits(&config.limits);
+    }
+    for (Proxy(core), next) in cores.iter().zip(next) {
+        core.store(next);
+    }
+    Ok(())
+}
+
 impl Proxy {
     /// The proxy of the first core, with this handle on the store.
     ///
     /// # Errors
     /// The name of a route, if the certificates for its `https` upstream cannot be read.
-    pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, (String, TlsSetupError)> {
-        let routes = config.routes.iter().enumerate().map(|(index, route)| {
-            let metrics = shared.metrics.route(&route.name);
-            let pool = Pool::new(&route.upstream, route.connect_timeout, route.idle_timeout, &metrics)
-                .map_err(|error| (route.name.to_string(), error))?;
-            Ok(Arc::new(Route { pool, index, config: route.clone(), metrics }))
+    pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, UnusableRoute> {
+        Core::new(config, shared, store, None).map(Proxy::of)
+    }
+
+    /// The proxy of a further core: with connections of its own, and its own handle on the store.
+    pub fn for_another_core(&self) -> Proxy {
+        let core = self.0.load_full();
+        Proxy::of(core.for_another_core(core.store.for_core(), None))
+    }
+
+    fn of(core: Core) -> Proxy {
+        Proxy(Arc::new(ArcSwap::from_pointee(core)))
+    }
+
+    /// Answers one request, under the settings as they are now.
+    pub async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+        // Not a mere borrow: few of those are free of locks at a time, and this one lasts as long as the request.
+        let core = self.0.load_full();
+        core.handle(request, peer).await
+    }
+}
+
+impl Core {
+    fn new(
+        config: &Config,
+        shared: &Shared,
+        store: Arc<dyn Store>,
+        running: Option<&Routes>,
+    ) -> Result<Core, UnusableRoute> {
+        let routes = config.routes.iter().enumerate().map(|(index, config)| {
+            let metrics = shared.metrics.route(&config.name);
+            let running = running.and_then(|routes| routes.named(&config.name));
+            let pool = match running.and_then(|route| route.reusable_pool(config)) {
+                Some(pool) => pool,
+                None => Pool::new(&config.upstream, config.connect_timeout, config.idle_timeout, &metrics)
+                    .map_err(|error| (config.name.to_string(), error))?,
+            };
+            Ok(Arc::new(Route { pool, index, config: config.clone(), metrics }))
         });
-        Ok(Proxy(Arc::new(Core {
+        Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
             policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
             store,
             shared: shared.clone(),
             body_timeout: config.limits.body_timeout,
             log_requests: config.log.requests,
-        })))
+        })
     }
 
-    /// The proxy of a further core: with connections of its own, and its own handle on the store.
-    pub fn for_another_core(&self) -> Proxy {
-        Proxy(Arc::new(Core {
-            routes: self.0.routes.for_another_core(),
-            policies: self.0.policies.clone(),
-            store: self.0.store.for_core(),
-            shared: self.0.shared.clone(),
-            body_timeout: self.0.body_timeout,
-            log_requests: self.0.log_requests,
-        }))
+    /// This core under other settings.
+    fn with(&self, config: &Config) -> Result<Core, UnusableRoute> {
+        Core::new(config, &self.shared, self.store.clone(), Some(&self.routes))
     }
 
-    /// Answers one request.
-    pub async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    /// The same settings on another core, which keeps what it can of the routes that it runs.
+    fn for_another_core(&self, store: Arc<dyn Store>, running: Option<&Routes>) -> Core {
+        Core {
+            routes: self.routes.for_another_core(running),
+            policies: self.policies.clone(),
+            store,
+            shared: self.shared.clone(),
+            body_timeout: self.body_timeout,
+            log_requests: self.log_requests,
+        }
+    }
+
+    async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
         let started = Instant::now();
         let (head, body) = request.into_parts();
-        let route = match self.0.routes.find(&head) {
+        let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
                 body::drain(body);
-                self.0.shared.metrics.no_route();
+                self.shared.metrics.no_route();
                 return problem.into_response();
             }
         };
         let answer = self.steps(&route, &head, body, peer).await.unwrap_or_else(Answer::problem);
         let took = started.elapsed();
         route.metrics.answered(answer.result, took);
-        if self.0.log_requests {
+        if self.log_requests {
             tracing::info!(
                 route = %route.config.name,
                 record = answer.record.as_ref().map(tracing::field::display),
@@ -189,8 +266,8 @@ impl Proxy {
             }
         };
         let max = route.config.max_request_body;
-        let body = body::read(body, max, self.0.body_timeout, &self.0.shared.buffered).await?;
-        let fingerprint = self.0.policies[route.index]
+        let body = body::read(body, max, self.body_timeout, &self.shared.buffered).await?;
+        let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
         let key = match found {
@@ -204,7 +281,7 @@ impl Proxy {
             return self.pass(route, head, Plain::Read(body.bytes), peer).await;
         };
         let identity = key::identify(&route.config, head, &key);
-        let id = self.0.log_requests.then(|| identity.id.clone());
+        let id = self.log_requests.then(|| identity.id.clone());
         let keyed = Keyed { route, head, peer, body: Some(body), fingerprint, key, identity };
         let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
         Ok(Answer { record: id, ..answer })
@@ -213,7 +290,7 @@ impl Proxy {
     /// Leads a flight for the key, or joins the one that is on.
     async fn keyed(&self, mut keyed: Keyed<'_>) -> Result<Answer, Problem> {
         loop {
-            let seat = match self.0.shared.flights.enter(&keyed.identity.id, &keyed.fingerprint) {
+            let seat = match self.shared.flights.enter(&keyed.identity.id, &keyed.fingerprint) {
                 Turn::Lead(lead) => return self.lead(keyed, lead).await,
                 Turn::Join(seat) => seat,
             };
@@ -225,7 +302,7 @@ impl Proxy {
                 Joined::AskStore(false) => {}
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
-                    let conclusion = claim::ask(route, &self.0.store, &identity.id, fingerprint).await;
+                    let conclusion = claim::ask(route, &self.store, &identity.id, fingerprint).await;
                     return Ok(keyed.first(Arc::new(conclusion)));
                 }
                 joined => return Ok(keyed.joined(joined)),
@@ -245,10 +322,10 @@ impl Proxy {
         let witness = lead.witness();
         // Boxed, and with the guard inside, so that starting the task moves a pointer and not the whole work.
         let attempt = Box::new(Attempt {
-            _counted: self.0.shared.tasks.enter(),
+            _counted: self.shared.tasks.enter(),
             route: keyed.route.clone(),
-            store: self.0.store.clone(),
-            shared: self.0.shared.clone(),
+            store: self.store.clone(),
+            shared: self.shared.clone(),
             claim: claim::attempt(&keyed.route.config, &keyed.identity.id, &keyed.fingerprint, keyed.key.is_quoted()),
             outgoing: keyed.outgoing(body),
             identity: keyed.identity.clone(),
@@ -272,7 +349,7 @@ impl Proxy {
 
     async fn join(&self, keyed: &Keyed<'_>, seat: Seat) -> Result<Joined, Problem> {
         let route = keyed.route;
-        let _share = self.0.shared.waiting.take(1).ok_or_else(|| overloaded("waiting duplicates"))?;
+        let _share = self.shared.waiting.take(1).ok_or_else(|| overloaded("waiting duplicates"))?;
         let _counted = Counted::new(&route.metrics.waiting);
         let patience = keyed.preferred_wait().unwrap_or(route.config.wait_timeout);
         Ok(join::join(route, &keyed.identity.id, &keyed.fingerprint, seat, patience).await)
@@ -297,14 +374,14 @@ impl Proxy {
     }
 
     fn in_flight(&self, route: &Route) -> Option<InFlight> {
-        let share = self.0.shared.in_flight.take(1)?;
+        let share = self.shared.in_flight.take(1)?;
         Some(InFlight { _share: share, _counted: Counted::new(&route.metrics.in_flight) })
     }
 }
 
 impl std::fmt::Debug for Proxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Proxy").field("routes", &self.0.routes).finish_non_exhaustive()
+        f.debug_struct("Proxy").field("routes", &self.0.load().routes).finish_non_exhaustive()
     }
 }
 

@@ -32,7 +32,7 @@ fn refuse(state: &AdminState, method: &Method, headers: &HeaderMap) -> Option<Pr
             "This listener is on loopback: call it as localhost, 127.0.0.1 or [::1], not by another name.",
         ));
     }
-    match &state.token {
+    match &state.settings.load().token {
         Some(token) => {
             if let Some(problem) = refuse_token(token, headers) {
                 return Some(problem);
@@ -42,7 +42,7 @@ fn refuse(state: &AdminState, method: &Method, headers: &HeaderMap) -> Option<Pr
         None if !state.loopback => return Some(Problem::forbidden("Set admin.token to call this from another host.")),
         None => {}
     }
-    (method == Method::POST && !is_json(headers)).then(Problem::not_json)
+    (matches!(*method, Method::POST | Method::PUT) && !is_json(headers)).then(Problem::not_json)
 }
 
 fn refuse_token(token: &SecretString, headers: &HeaderMap) -> Option<Problem> {

@@ -38,7 +38,7 @@ pub struct Budget(Arc<BudgetInner>);
 
 #[derive(Debug)]
 struct BudgetInner {
-    limit: usize,
+    limit: AtomicUsize,
     used: AtomicUsize,
     gauge: Option<Gauge>,
 }
@@ -46,12 +46,17 @@ struct BudgetInner {
 impl Budget {
     /// A budget of this size.
     pub fn new(limit: usize) -> Budget {
-        Budget(Arc::new(BudgetInner { limit, used: AtomicUsize::new(0), gauge: None }))
+        Budget(Arc::new(BudgetInner { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0), gauge: None }))
+    }
+
+    /// Changes its size. What is taken stays taken, also where that is more than the new size.
+    pub fn set_limit(&self, limit: usize) {
+        self.0.limit.store(limit, Ordering::Relaxed);
     }
 
     /// The same budget, with a gauge that shows what is taken.
     pub fn shown_by(self, gauge: &Gauge) -> Budget {
-        let limit = self.0.limit;
+        let limit = AtomicUsize::new(self.0.limit.load(Ordering::Relaxed));
         Budget(Arc::new(BudgetInner { limit, used: AtomicUsize::new(0), gauge: Some(gauge.clone()) }))
     }
 
@@ -79,7 +84,7 @@ impl Share {
     pub fn grow(&mut self, amount: usize) -> bool {
         let inner = &self.budget.0;
         let before = inner.used.fetch_add(amount, Ordering::Relaxed);
-        if before.saturating_add(amount) > inner.limit {
+        if before.saturating_add(amount) > inner.limit.load(Ordering::Relaxed) {
             inner.used.fetch_sub(amount, Ordering::Relaxed);
             return false;
         }
@@ -301,5 +306,16 @@ mod tests {
         assert_eq!(budget.used(), 10);
         drop(first);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_budget_that_shrinks_keeps_what_is_taken_and_grants_no_more() {
+        let budget = Budget::new(10);
+        let share = budget.take(6).unwrap();
+        budget.set_limit(4);
+        assert!(budget.take(1).is_none());
+        drop(share);
+        assert!(budget.take(4).is_some());
+        assert!(budget.take(5).is_none());
     }
 }

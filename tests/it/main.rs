@@ -27,6 +27,7 @@ mod keeping;
 mod replay;
 mod streams;
 
+mod reload;
 mod store_faults;
 mod upstream_faults;
 mod webhooks;

@@ -60,6 +60,11 @@ impl Proxy {
         signal("TERM", self.child.id());
     }
 
+    /// SIGHUP.
+    pub(crate) fn hang_up(&self) {
+        signal("HUP", self.child.id());
+    }
+
     /// SIGSTOP: it keeps its sockets, and does nothing.
     pub(crate) fn pause(&self) {
         signal("STOP", self.child.id());
