@@ -186,6 +186,9 @@ pub struct Route {
     pub abandon_after: Duration,
     /// How long a claim is believed alive; renewed every third of it. Default 10 s.
     pub lease: Duration,
+    /// Attempts and plain requests of this route that are being forwarded; `None` leaves it to `limits.in_flight`, the
+    /// default. Over it: 503 `overloaded`.
+    pub max_in_flight: Option<usize>,
     /// The largest body of a keyed request, in bytes. Over it: 413. Default 8 MiB.
     pub max_request_body: usize,
     /// The largest response body that is kept, in bytes; larger ones pass on whole. Default 1 MiB.

@@ -136,6 +136,7 @@ pub fn reload(cores: &[Proxy], config: &Config) -> Result<(), UnusableRoute> {
     }
     if let Some(first) = next.first() {
         first.shared.set_limits(&config.limits);
+        first.routes.set_limits();
     }
     for (Proxy(core), next) in cores.iter().zip(next) {
         core.store(next);
@@ -185,7 +186,12 @@ impl Core {
                 None => Pool::new(&config.upstream, config.connect_timeout, config.idle_timeout, &metrics)
                     .map_err(|error| (config.name.to_string(), error))?,
             };
-            Ok(Arc::new(Route { pool, index, config: config.clone(), metrics }))
+            // Of the same name, so that what runs goes on counting. Its size is set once all is well.
+            let in_flight = match running {
+                Some(route) => route.in_flight.clone(),
+                None => Budget::new(config.max_in_flight.unwrap_or(usize::MAX)),
+            };
+            Ok(Arc::new(Route { pool, index, config: config.clone(), in_flight, metrics }))
         });
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
@@ -311,12 +317,12 @@ impl Core {
     }
 
     /// Runs the attempt as a counted task, and listens to it.
-    async fn lead(&self, mut keyed: Keyed<'_>, mut lead: Lead) -> Result<Answer, Problem> {
-        let (Some(in_flight), Some(body)) = (self.in_flight(keyed.route), keyed.body.take()) else {
-            let problem = overloaded("requests in flight");
-            lead.leave();
-            lead.conclude(&Arc::new(problem.clone().into()));
-            return Err(problem);
+    async fn lead(&self, mut keyed: Keyed<'_>, lead: Lead) -> Result<Answer, Problem> {
+        let (in_flight, body) = match (self.in_flight(keyed.route), keyed.body.take()) {
+            (Ok(in_flight), Some(body)) => (in_flight, body),
+            (Err(problem), _) => return Err(refuse(lead, problem)),
+            // It could only join when it let go of its body, and has been asked to lead after all.
+            (Ok(_), None) => return Err(refuse(lead, Problem::in_progress(&keyed.identity.id))),
         };
         let (sender, receiver) = oneshot::channel();
         let witness = lead.witness();
@@ -363,19 +369,27 @@ impl Core {
         body: Plain,
         peer: SocketAddr,
     ) -> Result<Answer, Problem> {
-        let Some(in_flight) = self.in_flight(route) else {
-            if let Plain::Coming(body) = body {
-                body::drain(body);
+        let in_flight = match self.in_flight(route) {
+            Ok(in_flight) => in_flight,
+            Err(problem) => {
+                if let Plain::Coming(body) = body {
+                    body::drain(body);
+                }
+                return Err(problem);
             }
-            return Err(overloaded("requests in flight"));
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
         Box::pin(pass::pass(route, head, body, peer, Box::new(in_flight))).await
     }
 
-    fn in_flight(&self, route: &Route) -> Option<InFlight> {
-        let share = self.shared.in_flight.take(1)?;
-        Some(InFlight { _share: share, _counted: Counted::new(&route.metrics.in_flight) })
+    fn in_flight(&self, route: &Route) -> Result<InFlight, Problem> {
+        let total = self.shared.in_flight.take(1).ok_or_else(|| overloaded("requests in flight"))?;
+        // Without a limit nothing is counted: the cores would pass one number back and forth for nothing.
+        let own = match route.config.max_in_flight {
+            Some(_) => Some(route.in_flight.take(1).ok_or_else(|| overloaded("requests in flight on this route"))?),
+            None => None,
+        };
+        Ok(InFlight { _total: total, _own: own, _counted: Counted::new(&route.metrics.in_flight) })
     }
 }
 
@@ -524,6 +538,13 @@ async fn hold(route: &Route, lease: &Lease, outgoing: Outgoing, caller: &mut Cal
     }
 }
 
+/// Ends a flight that never took off: whoever joined it meanwhile is refused like its first request.
+fn refuse(mut lead: Lead, problem: Problem) -> Problem {
+    lead.leave();
+    lead.conclude(&Arc::new(problem.clone().into()));
+    problem
+}
+
 /// Off the table first, so that a later request asks the store; then everyone is told.
 fn conclude(lead: &mut Lead, caller: &mut Caller, conclusion: Arc<Conclusion>) {
     lead.leave();
@@ -540,10 +561,11 @@ async fn catch_panic<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::
     .await
 }
 
-/// A request in flight, counted against the limit and in the gauge.
+/// A request in flight, counted against the limits and in the gauge.
 #[derive(Debug)]
 struct InFlight {
-    _share: Share,
+    _total: Share,
+    _own: Option<Share>,
     _counted: Counted,
 }
 

@@ -42,7 +42,7 @@ fn refuse(state: &AdminState, method: &Method, headers: &HeaderMap) -> Option<Pr
         None if !state.loopback => return Some(Problem::forbidden("Set admin.token to call this from another host.")),
         None => {}
     }
-    (matches!(*method, Method::POST | Method::PUT) && !is_json(headers)).then(Problem::not_json)
+    (method == Method::POST && !is_json(headers)).then(Problem::not_json)
 }
 
 fn refuse_token(token: &SecretString, headers: &HeaderMap) -> Option<Problem> {

@@ -6,7 +6,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -16,6 +16,7 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
+use tokio::time::{Sleep, sleep};
 
 use super::error::{Kind, Problem};
 use crate::upstream::ResponseBody;
@@ -31,6 +32,11 @@ pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 #[derive(Debug, thiserror::Error)]
 #[error("the upstream's response ended before its end")]
 pub struct CutShort;
+
+/// The body of an upstream's response stopped coming.
+#[derive(Debug, thiserror::Error)]
+#[error("nothing more of the upstream's response came in time")]
+pub struct Stalled;
 
 /// Bounds something that is held at a time. Shared by all cores.
 #[derive(Clone, Debug)]
@@ -216,7 +222,24 @@ enum Inner {
 #[derive(Debug)]
 struct Passing {
     body: ResponseBody,
+    patience: Duration,
+    /// Runs while nothing comes, and only then: a client that does not read is not the upstream's fault.
+    silence: Option<Pin<Box<Sleep>>>,
     _held: Held,
+}
+
+impl Passing {
+    /// The next piece, or the news that none came for too long.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            self.silence = None;
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(self.patience)));
+        ready!(silence.as_mut().poll(cx));
+        tracing::warn!(patience = ?self.patience, "upstream's unprotected response stalled, cut off");
+        Poll::Ready(Some(Err(Stalled.into())))
+    }
 }
 
 /// Whatever is given back when a passing response has ended.
@@ -240,9 +263,9 @@ impl Body {
         Body(Inner::Relayed { frames, ended: false })
     }
 
-    /// The upstream's own body, with something to hold until it ended.
-    pub fn passing(body: ResponseBody, held: Held) -> Body {
-        Body(Inner::Upstream(Box::new(Passing { body, _held: held })))
+    /// The upstream's own body, with something to hold until it ended. It is cut off when nothing comes for `patience`.
+    pub fn passing(body: ResponseBody, patience: Duration, held: Held) -> Body {
+        Body(Inner::Upstream(Box::new(Passing { body, patience, silence: None, _held: held })))
     }
 }
 
@@ -268,9 +291,7 @@ impl http_body::Body for Body {
                     Some(Err(CutShort.into()))
                 }
             }),
-            Inner::Upstream(passing) => {
-                Pin::new(&mut passing.body).poll_frame(cx).map(|frame| frame.map(|f| f.map_err(Into::into)))
-            }
+            Inner::Upstream(passing) => passing.poll_frame(cx),
         }
     }
 

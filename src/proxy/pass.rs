@@ -73,7 +73,7 @@ pub async fn pass(
             return Err(broken(head, Kind::OutcomeUnknownBroken, what));
         }
     };
-    let mut response = http::Response::new(Body::passing(body, held));
+    let mut response = http::Response::new(Body::passing(body, route.config.abandon_after, held));
     *response.status_mut() = parts.status;
     *response.headers_mut() = headers::from_upstream(&parts, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use http::request;
 use http::uri::PathAndQuery;
 
+use super::body::Budget;
 use super::error::{Kind, Problem};
 use crate::config;
 use crate::metrics::RouteMetrics;
@@ -20,6 +21,8 @@ pub struct Route {
     pub config: Arc<config::Route>,
     /// Connections to the upstream.
     pub pool: Pool,
+    /// What `max_in_flight` bounds, over all cores.
+    pub in_flight: Budget,
     /// Resolved metrics.
     pub metrics: RouteMetrics,
     /// Its place in the settings.
@@ -60,12 +63,20 @@ impl Routes {
             let kept = running.and_then(|routes| routes.named(&route.config.name)?.reusable_pool(&route.config));
             Arc::new(Route {
                 config: route.config.clone(),
+                in_flight: route.in_flight.clone(),
                 pool: kept.unwrap_or_else(|| route.pool.for_another_core()),
                 metrics: route.metrics.clone(),
                 index: route.index,
             })
         });
         Routes(routes.collect())
+    }
+
+    /// Gives each route's bound the size that the settings say.
+    pub fn set_limits(&self) {
+        for route in &self.0 {
+            route.in_flight.set_limit(route.config.max_in_flight.unwrap_or(usize::MAX));
+        }
     }
 
     /// The route that takes this request.

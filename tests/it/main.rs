@@ -27,6 +27,7 @@ mod keeping;
 mod replay;
 mod streams;
 
+mod overload;
 mod reload;
 mod store_faults;
 mod upstream_faults;
