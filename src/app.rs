@@ -220,10 +220,7 @@ impl App {
 }
 
 async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {
-    let service = move |request, peer: server::Peer| {
-        let proxy = proxy.clone();
-        async move { proxy.handle(request, peer.remote).await }
-    };
+    let service = move |request, peer: server::Peer| proxy.handle(request, peer.remote);
     tokio::select! {
         () = server::serve(inbox, service, &limits, &signals.stop) => {}
         () = signals.end.given() => {}

@@ -28,6 +28,7 @@ pub mod recent;
 
 pub mod forward;
 pub mod pass;
+pub mod tunnel;
 
 pub mod record;
 
@@ -38,7 +39,7 @@ pub mod error;
 pub mod headers;
 
 use self::body::{Body, Budget, Share};
-use self::claim::Claimed;
+use self::claim::{Claimed, Looked};
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
 use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
@@ -46,12 +47,12 @@ use self::forward::{Caller, Delivery, Outcome, Outgoing};
 use self::join::Joined;
 use self::key::{Found, Identity, Key, KeyFault};
 use self::lease::Lease;
-use self::pass::Plain;
+use self::pass::{Passage, Plain};
 use self::recent::Recent;
 use self::record::Ending;
 use self::respond::Answer;
 use self::route::{Route, Routes};
-use crate::config::{Config, Limits};
+use crate::config::{Config, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Claim, Fingerprint, Reason};
 use crate::shutdown::{Signal, TaskGuard, Tasks};
@@ -111,6 +112,8 @@ struct Core {
     store: Arc<dyn Store>,
     shared: Shared,
     body_timeout: Duration,
+    /// Of clients' connections.
+    idle_timeout: Duration,
     log_requests: bool,
 }
 
@@ -164,10 +167,9 @@ impl Proxy {
     }
 
     /// Answers one request, under the settings as they are now.
-    pub async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    pub fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> impl Future<Output = Response<Body>> + use<> {
         // Not a mere borrow: few of those are free of locks at a time, and this one lasts as long as the request.
-        let core = self.0.load_full();
-        core.handle(request, peer).await
+        self.0.load_full().handle(request, peer)
     }
 }
 
@@ -199,6 +201,7 @@ impl Core {
             store,
             shared: shared.clone(),
             body_timeout: config.limits.body_timeout,
+            idle_timeout: config.limits.idle_timeout,
             log_requests: config.log.requests,
         })
     }
@@ -216,22 +219,23 @@ impl Core {
             store,
             shared: self.shared.clone(),
             body_timeout: self.body_timeout,
+            idle_timeout: self.idle_timeout,
             log_requests: self.log_requests,
         }
     }
 
-    async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
         let started = Instant::now();
-        let (head, body) = request.into_parts();
+        let (mut head, body) = request.into_parts();
         let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
-                body::drain(body);
+                body::discard(&head, body);
                 self.shared.metrics.no_route();
                 return problem.into_response();
             }
         };
-        let answer = self.steps(&route, &head, body, peer).await.unwrap_or_else(Answer::problem);
+        let answer = self.steps(&route, &mut head, body, peer).await.unwrap_or_else(Answer::problem);
         let took = started.elapsed();
         route.metrics.answered(answer.result, took);
         if self.log_requests {
@@ -252,27 +256,20 @@ impl Core {
     async fn steps(
         &self,
         route: &Arc<Route>,
-        head: &request::Parts,
+        head: &mut request::Parts,
         body: Incoming,
         peer: SocketAddr,
     ) -> Result<Answer, Problem> {
-        if !route.config.methods.contains(&head.method) {
-            return self.pass(route, head, Plain::Coming(body), peer).await;
-        }
         let found = match key_from_head(route, head) {
-            Ok(Found::Absent) if route.config.key_required => Err(key_missing()),
             Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer).await,
-            found => found,
-        };
-        let found = match found {
             Ok(found) => found,
             Err(problem) => {
-                body::drain(body);
+                body::discard(head, body);
                 return Err(problem);
             }
         };
         let max = route.config.max_request_body;
-        let body = body::read(body, max, self.body_timeout, &self.shared.buffered).await?;
+        let body = body::read(head, body, max, self.body_timeout, &self.shared.buffered).await?;
         let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
@@ -286,9 +283,13 @@ impl Core {
             }
             return self.pass(route, head, Plain::Read(body.bytes), peer).await;
         };
+        if tunnel::asked_for(head).is_some() {
+            return Err(key_with_upgrade());
+        }
         let identity = key::identify(&route.config, head, &key);
         let id = self.log_requests.then(|| identity.id.clone());
-        let keyed = Keyed { route, head, peer, body: Some(body), fingerprint, key, identity };
+        let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
+        let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity };
         let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
         Ok(Answer { record: id, ..answer })
     }
@@ -301,10 +302,9 @@ impl Core {
                 Turn::Join(seat) => seat,
             };
             if !seat.fingerprint().conflicts_with(&keyed.fingerprint) {
-                // It can only join now. Ten thousand of them should not hold their bodies while they wait.
-                keyed.body = None;
+                keyed.let_go();
             }
-            match self.join(&keyed, seat).await? {
+            match self.join(&keyed, seat).await {
                 Joined::AskStore(false) => {}
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
@@ -320,13 +320,16 @@ impl Core {
     async fn lead(&self, mut keyed: Keyed<'_>, lead: Lead) -> Result<Answer, Problem> {
         let (in_flight, body) = match (self.in_flight(keyed.route), keyed.body.take()) {
             (Ok(in_flight), Some(body)) => (in_flight, body),
-            (Err(problem), _) => return Err(refuse(lead, problem)),
+            (Err(problem), _) => return Ok(self.without_room(&keyed, lead, problem).await),
             // It could only join when it let go of its body, and has been asked to lead after all.
-            (Ok(_), None) => return Err(refuse(lead, Problem::in_progress(&keyed.identity.id))),
+            (Ok(_), None) => {
+                let problem = Problem::in_progress(&keyed.identity.id);
+                return Ok(self.without_room(&keyed, lead, problem).await);
+            }
         };
         let (sender, receiver) = oneshot::channel();
         let witness = lead.witness();
-        // Boxed, and with the guard inside, so that starting the task moves a pointer and not the whole work.
+        // Boxed, as is the work itself: starting and ending a task moves it several times.
         let attempt = Box::new(Attempt {
             _counted: self.shared.tasks.enter(),
             route: keyed.route.clone(),
@@ -338,27 +341,47 @@ impl Core {
             key: keyed.key.clone(),
             in_flight,
         });
-        tokio::spawn(attempt.run(lead, Caller::new(sender)));
+        tokio::spawn(Box::pin(attempt.run(lead, Caller::new(sender))));
         match tokio::time::timeout(keyed.route.config.timeout, receiver).await {
             Ok(Ok(Delivery::Concluded(conclusion))) => Ok(keyed.first(conclusion)),
-            Ok(Ok(Delivery::Flowing(response))) => Ok(Answer::new(*response, RequestResult::Executed).with_via()),
+            Ok(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),
             Ok(Ok(Delivery::Elsewhere(seat))) => {
-                let joined = self.join(&keyed, seat).await?;
+                keyed.let_go();
+                let joined = self.join(&keyed, seat).await;
                 Ok(keyed.joined(joined))
             }
             Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
-            Err(_) if witness.was_granted() => Err(Problem::still_listening(&keyed.identity.id)),
+            Err(_) if witness.was_granted() => {
+                witness.tell_unknown();
+                Err(Problem::still_listening(&keyed.identity.id))
+            }
             // The store has not even answered; if it grants the claim now, the attempt goes on for a repeat to find.
             Err(_) => Err(claim::unavailable(&keyed.identity.id)),
         }
     }
 
-    async fn join(&self, keyed: &Keyed<'_>, seat: Seat) -> Result<Joined, Problem> {
+    /// Answers a request that may not be forwarded now. Over the limit nothing is claimed; what is done already is
+    /// replayed all the same.
+    async fn without_room(&self, keyed: &Keyed<'_>, mut lead: Lead, problem: Problem) -> Answer {
+        let found = claim::look(keyed.route, &self.store, &keyed.identity.id, &keyed.fingerprint).await;
+        let conclusion = Arc::new(match found {
+            Looked::Absent => problem.into(),
+            Looked::Running => Problem::in_progress(&keyed.identity.id).into(),
+            Looked::Concluded(conclusion) => conclusion,
+        });
+        lead.leave();
+        lead.conclude(&conclusion);
+        keyed.first(conclusion)
+    }
+
+    async fn join(&self, keyed: &Keyed<'_>, seat: Seat) -> Joined {
         let route = keyed.route;
-        let _share = self.shared.waiting.take(1).ok_or_else(|| overloaded("waiting duplicates"))?;
-        let _counted = Counted::new(&route.metrics.waiting);
-        let patience = keyed.preferred_wait().unwrap_or(route.config.wait_timeout);
-        Ok(join::join(route, &keyed.identity.id, &keyed.fingerprint, seat, patience).await)
+        let room = || {
+            let share = self.shared.waiting.take(1)?;
+            Some((share, Counted::new(&route.metrics.waiting)))
+        };
+        let patience = keyed.preferred_wait.unwrap_or(route.config.wait_timeout);
+        join::join(route, &keyed.identity.id, &keyed.fingerprint, seat, patience, room).await
     }
 
     /// Passes a request through without protection.
@@ -373,13 +396,14 @@ impl Core {
             Ok(in_flight) => in_flight,
             Err(problem) => {
                 if let Plain::Coming(body) = body {
-                    body::drain(body);
+                    body::discard(head, body);
                 }
                 return Err(problem);
             }
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
-        Box::pin(pass::pass(route, head, body, peer, Box::new(in_flight))).await
+        let passage = Passage { peer, held: Box::new(in_flight), idle: self.idle_timeout, shared: &self.shared };
+        Box::pin(pass::pass(route, head, body, passage)).await
     }
 
     fn in_flight(&self, route: &Route) -> Result<InFlight, Problem> {
@@ -402,8 +426,10 @@ impl std::fmt::Debug for Proxy {
 /// A keyed request, read whole.
 struct Keyed<'a> {
     route: &'a Arc<Route>,
-    head: &'a request::Parts,
+    head: &'a mut request::Parts,
     peer: SocketAddr,
+    /// How long the client wants to wait as a duplicate, if that is less than the route would let it.
+    preferred_wait: Option<Duration>,
     /// Gone once the request can only join.
     body: Option<body::Whole>,
     fingerprint: Fingerprint,
@@ -412,6 +438,14 @@ struct Keyed<'a> {
 }
 
 impl Keyed<'_> {
+    /// Lets go of the request itself, which can only join now. Its parts share the connection's first read buffer; ten
+    /// thousand waiting ones should not hold theirs.
+    fn let_go(&mut self) {
+        self.body = None;
+        self.head.headers = http::HeaderMap::new();
+        self.head.uri = http::Uri::default();
+    }
+
     fn outgoing(&self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
         let key = Some((&self.key, self.key.is_quoted()));
@@ -425,15 +459,10 @@ impl Keyed<'_> {
         }
     }
 
-    /// How long the client wants to wait as a duplicate, if that is less than the route would let it.
-    fn preferred_wait(&self) -> Option<Duration> {
-        headers::preferred_wait(&self.head.headers).filter(|wait| *wait < self.route.config.wait_timeout)
-    }
-
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
         let answer = respond::first(conclusion);
         let duplicate = matches!(answer.result, RequestResult::Replayed | RequestResult::InProgress);
-        if duplicate { answer.with_preference(self.preferred_wait()) } else { answer }
+        if duplicate { answer.with_preference(self.preferred_wait) } else { answer }
     }
 
     fn joined(&self, joined: Joined) -> Answer {
@@ -443,7 +472,8 @@ impl Keyed<'_> {
             // A seat of its own flight: the store has just said that another process is at it.
             Joined::AskStore(_) => Answer::problem(Problem::in_progress(&self.identity.id)),
         };
-        answer.with_preference(self.preferred_wait())
+        let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
+        if waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
 }
 
@@ -494,7 +524,7 @@ impl Attempt {
         }
         let ending = hold(&route, &lease, outgoing, &mut caller, &shared.cut_off).await;
         let Ending { conclusion, unfinished, hold } = ending;
-        if caller.left() && matches!(*conclusion, Conclusion::Answered(_)) {
+        if lead.told_unknown() && matches!(*conclusion, Conclusion::Answered(_)) {
             route.metrics.late_answers.inc();
         }
         drop(in_flight);
@@ -538,13 +568,6 @@ async fn hold(route: &Route, lease: &Lease, outgoing: Outgoing, caller: &mut Cal
     }
 }
 
-/// Ends a flight that never took off: whoever joined it meanwhile is refused like its first request.
-fn refuse(mut lead: Lead, problem: Problem) -> Problem {
-    lead.leave();
-    lead.conclude(&Arc::new(problem.clone().into()));
-    problem
-}
-
 /// Off the table first, so that a later request asks the store; then everyone is told.
 fn conclude(lead: &mut Lead, caller: &mut Caller, conclusion: Arc<Conclusion>) {
     lead.leave();
@@ -586,9 +609,16 @@ impl Drop for Counted {
     }
 }
 
+/// The key as far as the head gives it. Absent: the request is none that this route protects.
 fn key_from_head(route: &Route, head: &request::Parts) -> Result<Found, Problem> {
     key::check_connection(&route.config, head).map_err(|fault| key_problem(&fault))?;
-    key::from_head(&route.config, head).map_err(|fault| key_problem(&fault))
+    if !route.config.methods.contains(&head.method) {
+        return Ok(Found::Absent);
+    }
+    match key::from_head(&route.config, head).map_err(|fault| key_problem(&fault))? {
+        Found::Absent if route.config.key_required => Err(key_missing()),
+        found => Ok(found),
+    }
 }
 
 fn key_problem(fault: &KeyFault) -> Problem {
@@ -597,6 +627,15 @@ fn key_problem(fault: &KeyFault) -> Problem {
         KeyFault::Body { .. } => Kind::BodyInvalid,
     };
     Problem::new(kind, fault.to_string())
+}
+
+/// The key's fault, and not the upgrade's: without a key the same request is passed on.
+fn key_with_upgrade() -> Problem {
+    Problem::new(
+        Kind::KeyInvalid,
+        "A request that asks for another protocol (Upgrade) cannot have a key: a switched connection has no response that \
+         could be recorded. Leave out one of the two; nothing was forwarded.",
+    )
 }
 
 fn key_missing() -> Problem {

@@ -16,6 +16,7 @@ mod body;
 mod connect;
 mod connection;
 mod idle;
+mod switch;
 mod tls;
 mod wire;
 
@@ -25,6 +26,7 @@ mod tests;
 pub use body::{BodyError, BoxError, RequestBody, ResponseBody};
 pub use connect::ConnectError;
 pub use connection::{AmbiguousResponse, Connection, SendError};
+pub use switch::switched;
 pub use tls::TlsSetupError;
 
 use connect::Dialer;

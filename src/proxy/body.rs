@@ -10,7 +10,8 @@ use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::header::EXPECT;
+use http::{HeaderMap, request};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -122,10 +123,16 @@ pub struct Whole {
 }
 
 /// Reads a body to its end, within a size and a time. Request trailers of keyed requests are dropped.
-pub async fn read(body: Incoming, max: usize, within: Duration, budget: &Budget) -> Result<Whole, Problem> {
+pub async fn read(
+    head: &request::Parts,
+    body: Incoming,
+    max: usize,
+    within: Duration,
+    budget: &Budget,
+) -> Result<Whole, Problem> {
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > max as u64) {
-        drain(body);
+        discard(head, body);
         return Err(too_large(max));
     }
     let mut share = budget.take(0).ok_or_else(overloaded)?;
@@ -163,9 +170,9 @@ async fn collect(body: &mut Incoming, max: usize, share: &mut Share) -> Result<B
         if !share.grow(data.len()) {
             return Err(overloaded());
         }
-        // Most bodies come in one piece; that piece is not copied.
+        // Most bodies come in one piece; that piece is not copied if it is large.
         if first.is_empty() && rest.is_empty() {
-            first = data;
+            first = own(data);
         } else {
             if rest.is_empty() {
                 rest.extend_from_slice(&std::mem::take(&mut first));
@@ -174,6 +181,14 @@ async fn collect(body: &mut Incoming, max: usize, share: &mut Share) -> Result<B
         }
     }
     Ok(if rest.is_empty() { first } else { rest.freeze() })
+}
+
+/// A piece of a body that will be held for a while. A small one is copied out of the buffer it was read into: it would
+/// keep all of that alive, and make its connection take another one.
+pub fn own(piece: Bytes) -> Bytes {
+    /// About what the buffer of a connection holds.
+    const SMALL: usize = 8 * 1024;
+    if piece.len() <= SMALL { Bytes::copy_from_slice(&piece) } else { piece }
 }
 
 fn too_large(max: usize) -> Problem {
@@ -187,10 +202,18 @@ fn overloaded() -> Problem {
     Problem::new(Kind::Overloaded, "Too many bytes of bodies are being held; nothing was forwarded.")
 }
 
+/// Gets rid of a body that nobody wants, before any of it was read. A client that asked whether to send it
+/// (RFC 9110 section 10.1.1) is answered by the refusal alone.
+pub fn discard(head: &request::Parts, body: Incoming) {
+    if !head.headers.contains_key(EXPECT) {
+        drain(body);
+    }
+}
+
 /// Goes on reading a body that nobody wants, within limits, so that the client can read the answer first.
 ///
 /// Past the limits the body is dropped, and the server closes the connection: left bytes are never the next request.
-pub fn drain(mut body: Incoming) {
+fn drain(mut body: Incoming) {
     if body.is_end_stream() {
         return;
     }

@@ -3,9 +3,11 @@
 //! Hop-by-hop fields are those of RFC 9110 section 7.6.1 and whatever `Connection` names. Fields are copied, not
 //! removed in place, so that their order survives.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{
     AGE, CONNECTION, CONTENT_LENGTH, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
@@ -157,7 +159,7 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
         fields.insert(name, key.to_header_value(quoted));
     }
     if route.forwarded == Forwarded::Append {
-        append_forwarded(&mut fields, head, peer);
+        append_forwarded(&mut fields, head, peer, &named);
     }
     add_via(&mut fields, head.version);
     fields
@@ -165,10 +167,15 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
 
 /// Puts the key into the form of the first time, where a resend would otherwise show another one.
 pub fn keep_key_form(route: &Route, fields: &mut HeaderMap, key: &Key, quoted: bool) {
-    if route.forward_key != ForwardKey::Same || key.is_quoted() == quoted {
+    if key.is_quoted() == quoted {
         return;
     }
-    if let Some(name) = key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)) {
+    let name = match &route.forward_key {
+        ForwardKey::Same => key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)),
+        ForwardKey::Renamed(name) => Some(name),
+        ForwardKey::None => None,
+    };
+    if let Some(name) = name {
         fields.insert(name, key.to_header_value(quoted));
     }
 }
@@ -195,12 +202,17 @@ fn host(route: &Route, head: &request::Parts) -> HeaderValue {
     host.unwrap_or_else(|| HeaderValue::from_static(""))
 }
 
-fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr) {
+fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr, named: &[HeaderName]) {
     let host = head.headers.get(HOST);
-    let ip = peer.ip();
-    append_list(fields, &head.headers, X_FORWARDED_FOR, &ip.to_string());
+    // What `Connection` names was meant for this hop and goes no further.
+    let received = |name: &HeaderName| {
+        let meant_for_all = !named.contains(name);
+        head.headers.get_all(name).into_iter().filter(move |_| meant_for_all)
+    };
+    let (element, ip) = forwarded_element(peer.ip(), host);
+    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, element.slice(ip));
     for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
-        for value in head.headers.get_all(&name) {
+        for value in received(&name) {
             fields.append(&name, value.clone());
         }
     }
@@ -210,30 +222,56 @@ fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketA
     if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
         fields.append(X_FORWARDED_HOST, host.clone());
     }
-    // RFC 7239 section 6: an IPv6 address is bracketed and, having colons, quoted.
-    let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
-    let mut element = format!("for={node};proto=http");
-    if let Some(host) = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\'])) {
-        element.push_str(&format!(";host=\"{host}\""));
+    append_list(fields, received(&FORWARDED), FORWARDED, element);
+}
+
+/// What `Forwarded` says of this hop (RFC 7239 section 4), and where in it the address stands: it is written once, and
+/// `X-Forwarded-For` shares it.
+fn forwarded_element(ip: IpAddr, host: Option<&HeaderValue>) -> (Bytes, Range<usize>) {
+    let host = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\']));
+    let mut text = String::with_capacity(80 + host.map_or(0, str::len));
+    // Section 6: an IPv6 address is bracketed and, having colons, quoted.
+    let (open, close) = if ip.is_ipv6() { ("for=\"[", "]\"") } else { ("for=", "") };
+    text.push_str(open);
+    text.push_str(&ip.to_string());
+    let address = open.len()..text.len();
+    for part in [close, ";proto=http"] {
+        text.push_str(part);
     }
-    append_list(fields, &head.headers, FORWARDED, &element);
+    if let Some(host) = host {
+        for part in [";host=\"", host, "\""] {
+            text.push_str(part);
+        }
+    }
+    (text.into(), address)
 }
 
 /// One line with what was received, if anything, and this element at its end.
-fn append_list(fields: &mut HeaderMap, received: &HeaderMap, name: HeaderName, element: &str) {
-    let mut line = Vec::new();
-    for value in received.get_all(&name) {
-        line.extend_from_slice(value.as_bytes());
-        line.extend_from_slice(b", ");
-    }
-    line.extend_from_slice(element.as_bytes());
-    if let Ok(value) = HeaderValue::from_bytes(&line) {
+fn append_list<'a>(
+    fields: &mut HeaderMap,
+    received: impl Iterator<Item = &'a HeaderValue>,
+    name: HeaderName,
+    element: Bytes,
+) {
+    let mut before = received.peekable();
+    let line = if before.peek().is_none() {
+        element
+    } else {
+        let mut line = Vec::new();
+        for value in before {
+            line.extend_from_slice(value.as_bytes());
+            line.extend_from_slice(b", ");
+        }
+        line.extend_from_slice(&element);
+        line.into()
+    };
+    if let Ok(value) = HeaderValue::from_maybe_shared(line) {
         fields.append(name, value);
     }
 }
 
-/// The upstream's fields as the first caller gets them: without those of the hop, and with a `Date` (RFC 9110 section
-/// 6.6.1 lets a recipient add one), so that a replay can show the same.
+/// The upstream's fields as the first caller gets them: without those of the hop, with a `Date` (RFC 9110 section 6.6.1
+/// lets a recipient add one) and this hop's `Via`, so that a replay can show the same.
 ///
 /// `Content-Length` stays only where `keep_length` says that the body does not give it.
 pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
@@ -248,7 +286,16 @@ pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
         let now = httpdate::fmt_http_date(std::time::SystemTime::now());
         fields.append(DATE, HeaderValue::from_str(&now).expect("an HTTP date is visible ASCII"));
     }
+    add_via(&mut fields, head.version);
     fields
+}
+
+/// Announces trailers, which are sent only if the field `Trailer` names them (RFC 9110 section 6.6.2).
+pub fn announce_trailers(fields: &mut HeaderMap, trailers: &HeaderMap) {
+    let names: Vec<&str> = trailers.keys().map(HeaderName::as_str).collect();
+    if let (false, Ok(value)) = (names.is_empty(), HeaderValue::from_str(&names.join(", "))) {
+        fields.insert(TRAILER, value);
+    }
 }
 
 fn is_recorded(route: &Route, name: &HeaderName) -> bool {
@@ -262,7 +309,7 @@ pub fn recorded(
     status: u16,
     fields: &HeaderMap,
     trailers: Option<&HeaderMap>,
-    body: Option<bytes::Bytes>,
+    body: Option<Bytes>,
 ) -> Response {
     fn lines<'a>(route: &'a Route, fields: &'a HeaderMap) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         fields

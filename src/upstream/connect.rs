@@ -130,7 +130,7 @@ impl Dialer {
             .handshake(TokioIo::new(wire))
             .await?;
         let task = tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            if let Err(error) = connection.with_upgrades().await {
                 // Whoever waits for an answer has got this error; left are faults of connections nobody uses.
                 tracing::debug!(error = &error as &dyn std::error::Error, "idle upstream connection failed");
             }

@@ -4,6 +4,7 @@
 //! where bytes that are only buffered count already. HTTP is left to hyper.
 
 use std::io::{self, IoSlice, Read as _};
+use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -54,7 +55,10 @@ impl Tcp {
     }
 
     fn read_now(&self, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match (&*socket2::SockRef::from(&self.stream)).read(buf.initialize_unfilled()) {
+        let socket = socket2::SockRef::from(&self.stream);
+        // Nearly always there is nothing, and then the buffer need not be made ready.
+        let there = socket.peek(&mut [MaybeUninit::uninit()]);
+        match there.and_then(|_| (&*socket).read(buf.initialize_unfilled())) {
             Ok(read) => {
                 buf.advance(read);
                 Poll::Ready(Ok(()))

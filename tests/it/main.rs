@@ -30,11 +30,13 @@ mod streams;
 mod overload;
 mod reload;
 mod store_faults;
+mod upgrades;
 mod upstream_faults;
 mod webhooks;
 
 mod answers;
 mod problems;
+mod raw_bytes;
 mod secrets;
 mod vectors;
 
