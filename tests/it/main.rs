@@ -30,6 +30,8 @@ mod resend;
 mod streams;
 
 mod limits;
+mod overload;
+mod reload;
 mod store_faults;
 mod upgrades;
 mod unprotected;
