@@ -27,6 +27,7 @@ mod keeping;
 mod replay;
 mod streams;
 
+mod senders;
 mod store_faults;
 mod upstream_faults;
 mod webhooks;
