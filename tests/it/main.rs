@@ -32,6 +32,7 @@ mod streams;
 mod limits;
 mod overload;
 mod reload;
+mod senders;
 mod store_faults;
 mod upgrades;
 mod unprotected;
