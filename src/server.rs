@@ -12,7 +12,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -65,6 +65,10 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// When `stop` is given, connections between two requests close at once, running requests get their answers with
 /// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
 /// the caller's, who may drop the future. A service that panics costs its connection, nothing else.
+///
+/// An answer of 101 ends HTTP on its connection, whose bytes are then the service's: it has them from
+/// [`hyper::upgrade::on`]. Such a connection keeps its place under the limit, has no deadline here, and is not waited
+/// for.
 ///
 /// A client that goes away while its request runs drops the service's future: work that must finish belongs in a task.
 pub async fn serve<S, F, B>(mut inbox: Inbox, service: S, limits: &Limits, stop: &Signal)
@@ -130,7 +134,7 @@ fn spawn<S, F, B>(
         }
     };
     let peer = Peer { remote, local };
-    let exchange = Arc::new(Exchange::new(drain.clone()));
+    let exchange = Arc::new(Exchange::new(drain.clone(), seat));
     let wire = Wire::new(stream, limits, exchange.clone());
     let shared = exchange.clone();
     let answering = service_fn(move |request| {
@@ -140,10 +144,8 @@ fn spawn<S, F, B>(
         let called = verdict.map(|()| Box::pin(service(request, peer)));
         answer(called, turn, peer)
     });
-    let connection = Box::pin(http.serve_connection(TokioIo::new(wire), answering));
+    let connection = Box::pin(http.serve_connection(TokioIo::new(wire), answering).with_upgrades());
     spawn_counted(tasks, async move {
-        // Held until the connection is closed: its place under the limit, and its counts.
-        let _seat = seat;
         if let Err(error) = drive(connection, &shared).await {
             tracing::debug!(%remote, %error, "a connection ended early");
         }
@@ -172,11 +174,15 @@ where
         tokio::task::yield_now().await;
     }
     let drains = turn.exchange().drain().has_begun();
+    if matches!(&answered, Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS) {
+        turn.exchange().switch();
+    }
     let mut response = match answered {
         Ok(response) => response.map(|body| Answer::of(body, turn)),
         Err(fault) => Answer::refusal(fault, turn),
     };
-    if drains {
+    // An answer that says `close` as well would not switch.
+    if drains && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         answer::close(&mut response);
     }
     Ok(response)
@@ -185,7 +191,7 @@ where
 /// Runs a connection to its end, and has it end with the request that is being answered when draining begins. A
 /// connection that is between two requests then is closed by its [`Wire`].
 async fn drive<S, B>(
-    mut connection: Pin<Box<http1::Connection<TokioIo<Wire>, S>>>,
+    mut connection: Pin<Box<http1::UpgradeableConnection<TokioIo<Wire>, S>>>,
     exchange: &Exchange,
 ) -> hyper::Result<()>
 where

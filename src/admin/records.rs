@@ -72,7 +72,7 @@ pub(super) async fn resolve(
 ) -> Result<impl IntoResponse, Problem> {
     let id = parse_id(id)?;
     let resolution = Resolution::parse(&body.map_err(|rejection| bad_body(&rejection))?).map_err(Problem::invalid)?;
-    let retention = state.retention.get(id.route()).copied().unwrap_or(FALLBACK_RETENTION);
+    let retention = state.settings.load().retention.get(id.route()).copied().unwrap_or(FALLBACK_RETENTION);
     let finding = resolution.finding(retention);
     let reply = state
         .store
@@ -241,7 +241,7 @@ struct Who {
 
 impl Who {
     fn of(state: &AdminState, peer: Option<Extension<Peer>>) -> Who {
-        Who { peer: peer.map(|Extension(peer)| peer), token: state.token.is_some() }
+        Who { peer: peer.map(|Extension(peer)| peer), token: state.settings.load().token.is_some() }
     }
 }
 

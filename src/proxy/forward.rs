@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
+use http::header::{CONTENT_TYPE, HeaderMap};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode, Uri, response};
 use http_body::{Body as _, Frame};
@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{Body, Share};
+use super::body::{Body, Share, own};
 use super::claim::Chain;
 use super::error::Problem;
 use super::flights::{Conclusion, Seat};
@@ -33,12 +33,10 @@ pub struct Outgoing {
     pub method: Method,
     /// The target in origin form.
     pub target: PathAndQuery,
-    /// All fields but the length.
+    /// All fields, the length of the body among them.
     pub fields: HeaderMap,
     /// The whole body.
     pub body: Bytes,
-    /// Whether the client gave a length, so that an empty body keeps its `Content-Length: 0`.
-    pub has_length: bool,
     /// What the bodies of this attempt take of the budget.
     pub share: Share,
 }
@@ -49,9 +47,6 @@ impl Outgoing {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = Uri::from(self.target.clone());
         *request.headers_mut() = self.fields.clone();
-        if self.has_length || !self.body.is_empty() {
-            request.headers_mut().insert(CONTENT_LENGTH, self.body.len().into());
-        }
         request
     }
 }
@@ -228,10 +223,10 @@ async fn collect(
     while let Some(frame) = body.frame().await {
         match frame?.into_data() {
             Ok(data) => {
-                // The one piece that most bodies come in is not copied.
+                // The one piece that most bodies come in is not copied if it is large.
                 let fits = first.len() + rest.len() + data.len() <= limit && share.grow(data.len());
                 if first.is_empty() && rest.is_empty() {
-                    first = data;
+                    first = own(data);
                 } else {
                     if rest.is_empty() {
                         rest.extend_from_slice(&std::mem::take(&mut first));

@@ -3,9 +3,11 @@
 //! Hop-by-hop fields are those of RFC 9110 section 7.6.1 and whatever `Connection` names. Fields are copied, not
 //! removed in place, so that their order survives.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
+use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{
     AGE, CONNECTION, CONTENT_LENGTH, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
@@ -136,7 +138,8 @@ fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
 pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: Option<(&Key, bool)>) -> HeaderMap {
     let named = named_by_connection(&head.headers);
     let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
-    let mut fields = HeaderMap::with_capacity(head.headers.len() + 4);
+    // Host, length, Via and what is forwarded come in addition.
+    let mut fields = HeaderMap::with_capacity(head.headers.len() + 7);
     fields.append(HOST, host(route, head));
     for (name, value) in &head.headers {
         let taken_off = is_hop_by_hop(name, &named)
@@ -202,13 +205,13 @@ fn host(route: &Route, head: &request::Parts) -> HeaderValue {
 
 fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr, named: &[HeaderName]) {
     let host = head.headers.get(HOST);
-    let ip = peer.ip();
     // What `Connection` names was meant for this hop and goes no further.
     let received = |name: &HeaderName| {
         let meant_for_all = !named.contains(name);
         head.headers.get_all(name).into_iter().filter(move |_| meant_for_all)
     };
-    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, &ip.to_string());
+    let (element, ip) = forwarded_element(peer.ip(), host);
+    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, element.slice(ip));
     for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
         for value in received(&name) {
             fields.append(&name, value.clone());
@@ -220,13 +223,28 @@ fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketA
     if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
         fields.append(X_FORWARDED_HOST, host.clone());
     }
-    // RFC 7239 section 6: an IPv6 address is bracketed and, having colons, quoted.
-    let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
-    let mut element = format!("for={node};proto=http");
-    if let Some(host) = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\'])) {
-        element.push_str(&format!(";host=\"{host}\""));
+    append_list(fields, received(&FORWARDED), FORWARDED, element);
+}
+
+/// What `Forwarded` says of this hop (RFC 7239 section 4), and where in it the address stands: it is written once, and
+/// `X-Forwarded-For` shares it.
+fn forwarded_element(ip: IpAddr, host: Option<&HeaderValue>) -> (Bytes, Range<usize>) {
+    let host = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\']));
+    let mut text = String::with_capacity(80 + host.map_or(0, str::len));
+    // Section 6: an IPv6 address is bracketed and, having colons, quoted.
+    let (open, close) = if ip.is_ipv6() { ("for=\"[", "]\"") } else { ("for=", "") };
+    text.push_str(open);
+    text.push_str(&ip.to_string());
+    let address = open.len()..text.len();
+    for part in [close, ";proto=http"] {
+        text.push_str(part);
     }
-    append_list(fields, received(&FORWARDED), FORWARDED, &element);
+    if let Some(host) = host {
+        for part in [";host=\"", host, "\""] {
+            text.push_str(part);
+        }
+    }
+    (text.into(), address)
 }
 
 /// One line with what was received, if anything, and this element at its end.
@@ -234,15 +252,21 @@ fn append_list<'a>(
     fields: &mut HeaderMap,
     received: impl Iterator<Item = &'a HeaderValue>,
     name: HeaderName,
-    element: &str,
+    element: Bytes,
 ) {
-    let mut line = Vec::new();
-    for value in received {
-        line.extend_from_slice(value.as_bytes());
-        line.extend_from_slice(b", ");
-    }
-    line.extend_from_slice(element.as_bytes());
-    if let Ok(value) = HeaderValue::from_bytes(&line) {
+    let mut before = received.peekable();
+    let line = if before.peek().is_none() {
+        element
+    } else {
+        let mut line = Vec::new();
+        for value in before {
+            line.extend_from_slice(value.as_bytes());
+            line.extend_from_slice(b", ");
+        }
+        line.extend_from_slice(&element);
+        line.into()
+    };
+    if let Ok(value) = HeaderValue::from_maybe_shared(line) {
         fields.append(name, value);
     }
 }
@@ -286,7 +310,7 @@ pub fn recorded(
     status: u16,
     fields: &HeaderMap,
     trailers: Option<&HeaderMap>,
-    body: Option<bytes::Bytes>,
+    body: Option<Bytes>,
 ) -> Response {
     fn lines<'a>(route: &'a Route, fields: &'a HeaderMap) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         fields

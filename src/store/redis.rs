@@ -111,7 +111,7 @@ impl RedisStore {
         Call::new(script, self.shared.keys.with_token(&claim.id, claim.token))
             .arg(member.as_bytes())
             .arg(claim.token.as_bytes())
-            .made([&claim.fingerprint.policy[..], &claim.fingerprint.digest].concat())
+            .fingerprint(&claim.fingerprint)
             .number(u8::from(claim.quoted))
             .number(millis(claim.lease))
             .number(millis(claim.abandon_after))
@@ -125,7 +125,7 @@ impl RedisStore {
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let limits = self.limits();
         health::admit_claim(&self.shared, &self.claims, limits).await?;
-        let member = claim.id.to_string();
+        let member = keys::member(&claim.id);
         for _ in 0..VANISHED_AT_MOST {
             let call = self
                 .attempt(&self.shared.scripts.claim, claim, &member)
@@ -148,12 +148,12 @@ impl RedisStore {
 
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         let limits = self.limits();
-        let member = id.to_string();
+        let member = keys::member(id);
         for _ in 0..VANISHED_AT_MOST {
             let call = Call::new(&self.shared.scripts.look, self.shared.keys.of(id))
                 .arg(member.as_bytes())
                 .arg(b"")
-                .made([&fingerprint.policy[..], &fingerprint.digest].concat())
+                .fingerprint(fingerprint)
                 .number(INLINE_BODY as u64);
             match Looked::read(self.ask(&self.claims, call, limits).await?)? {
                 Looked::Decided { reply, lapsed } => {
@@ -184,7 +184,8 @@ impl RedisStore {
         };
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.shared.keys.record(id));
-        let answer = ask(&self.bodies, &Question::Commands(commands), limits).await.inspect_err(|no| {
+        let question = Question::Commands(commands);
+        let answer = Box::pin(ask(&self.bodies, &question, limits)).await.inspect_err(|no| {
             self.shared.health.failed(&no.error);
         })?;
         match one(answer)? {
@@ -203,7 +204,7 @@ impl RedisStore {
         retention: Duration,
     ) -> Result<CompleteReply, StoreError> {
         let limits = self.limits();
-        let member = claim.id.to_string();
+        let member = keys::member(&claim.id);
         let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
         for _ in 0..VANISHED_AT_MOST {
             let call = |script, body| {
@@ -262,7 +263,7 @@ impl RedisStore {
         reason: Reason,
         response: Option<&Response>,
     ) -> Result<DoubtReply, StoreError> {
-        let member = claim.id.to_string();
+        let member = keys::member(&claim.id);
         let scripts = [&self.shared.scripts.doubt_if_room, &self.shared.scripts.doubt];
         let call = |script, body| {
             let call = self.attempt(script, claim, &member).number(codec::reason_code(reason));
@@ -279,7 +280,7 @@ impl RedisStore {
         finding: &Finding,
         force: bool,
     ) -> Result<ResolveReply, StoreError> {
-        let member = id.to_string();
+        let member = keys::member(id);
         let (response, retention) = match finding {
             Finding::Executed { response, retention } => (Some(response), *retention),
             Finding::NotExecuted => (None, Duration::ZERO),
@@ -299,7 +300,7 @@ impl RedisStore {
     }
 
     async fn forget(&self, id: &RecordId, token: Token, force: bool) -> Result<ForgetReply, StoreError> {
-        let member = id.to_string();
+        let member = keys::member(id);
         let call = Call::new(&self.shared.scripts.forget, self.shared.keys.with_token(id, token))
             .arg(member.as_bytes())
             .arg(token.as_bytes())
@@ -387,7 +388,7 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
         Box::pin(async {
-            let member = claim.id.to_string();
+            let member = keys::member(&claim.id);
             let call = self.attempt(&self.shared.scripts.renew, claim, &member);
             replies::renewed(self.ask(&self.claims, call, self.limits()).await?)
         })
@@ -404,7 +405,7 @@ impl Store for RedisStore {
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
         Box::pin(async {
-            let member = claim.id.to_string();
+            let member = keys::member(&claim.id);
             let call = self.attempt(&self.shared.scripts.release, claim, &member);
             replies::released(self.ask(&self.claims, call, self.limits()).await?)
         })

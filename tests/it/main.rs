@@ -30,14 +30,19 @@ mod resend;
 mod streams;
 
 mod limits;
+mod overload;
+mod reload;
+mod senders;
 mod store_faults;
 mod unprotected;
+mod upgrades;
 mod upstream_faults;
 mod webhooks;
 
 mod answers;
 mod hops;
 mod problems;
+mod raw_bytes;
 mod secrets;
 mod vectors;
 

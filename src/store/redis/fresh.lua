@@ -9,5 +9,5 @@ if head == '' then
   redis.call('SET', KEYS[1], struct.pack('>BBBBBBHc16c36I4I8I8I8I8I8I4I4I4', 1, 0, 1, ARGV[4], 0, 0, 0, ARGV[2], ARGV[3],
     1, now, now + ARGV[6], lease_until, 0, ARGV[7], 0, 0, 0))
   redis.call('ZADD', KEYS[2], string.format('%.0f', 1e15 + lease_until), ARGV[1])
-  return { 'granted', 1, -1, 0 }
+  return redis.status_reply('fresh')
 end
