@@ -34,8 +34,8 @@ mod overload;
 mod reload;
 mod senders;
 mod store_faults;
-mod upgrades;
 mod unprotected;
+mod upgrades;
 mod upstream_faults;
 mod webhooks;
 
