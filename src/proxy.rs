@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use http::header::CONTENT_LENGTH;
 use http::{Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
@@ -449,12 +450,16 @@ impl Keyed<'_> {
     fn outgoing(&self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
         let key = Some((&self.key, self.key.is_quoted()));
+        let mut fields = headers::to_upstream(route, self.head, self.peer, key);
+        // A client that gave a length sees it reach the upstream, be it 0.
+        if self.head.headers.contains_key(CONTENT_LENGTH) || !body.bytes.is_empty() {
+            fields.insert(CONTENT_LENGTH, body.bytes.len().into());
+        }
         Outgoing {
             method: self.head.method.clone(),
             target: route::target(route, self.head),
-            fields: headers::to_upstream(route, self.head, self.peer, key),
+            fields,
             body: body.bytes,
-            has_length: self.head.headers.contains_key(http::header::CONTENT_LENGTH),
             share: body.share,
         }
     }

@@ -184,7 +184,8 @@ impl RedisStore {
         };
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.shared.keys.record(id));
-        let answer = ask(&self.bodies, &Question::Commands(commands), limits).await.inspect_err(|no| {
+        let question = Question::Commands(commands);
+        let answer = Box::pin(ask(&self.bodies, &question, limits)).await.inspect_err(|no| {
             self.shared.health.failed(&no.error);
         })?;
         match one(answer)? {
