@@ -58,6 +58,10 @@ impl CacheStatus {
             CacheStatus::Hit(ttl) => format!("{PSEUDONYM}; hit; ttl={}", ttl.as_secs()),
             CacheStatus::Joined => return HeaderValue::from_static("onceproxy; hit; collapsed"),
             CacheStatus::Collapsed => return HeaderValue::from_static("onceproxy; fwd=miss; collapsed"),
+            CacheStatus::Bypass("unprotected") => {
+                // Every plain request's.
+                return HeaderValue::from_static("onceproxy; fwd=bypass; detail=unprotected");
+            }
             CacheStatus::Bypass(detail) => format!("{PSEUDONYM}; fwd=bypass; detail={detail}"),
             CacheStatus::Problem(kind) => format!("{PSEUDONYM}; detail={kind}"),
         };
@@ -112,13 +116,16 @@ pub fn preferred_wait(fields: &HeaderMap) -> Option<Duration> {
         .next()
 }
 
-/// The names that a message's `Connection` fields list.
+/// The names that a message's `Connection` fields list. The usual two are left out: `close` is no field, `keep-alive` is
+/// taken off anyway.
 fn named_by_connection(fields: &HeaderMap) -> Vec<HeaderName> {
     fields
         .get_all(CONNECTION)
         .iter()
         .flat_map(|line| line.as_bytes().split(|b| *b == b','))
-        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        .map(<[u8]>::trim_ascii)
+        .filter(|name| !name.eq_ignore_ascii_case(b"keep-alive") && !name.eq_ignore_ascii_case(b"close"))
+        .filter_map(|name| HeaderName::from_bytes(name).ok())
         .collect()
 }
 
@@ -141,15 +148,17 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
     // Host, length, Via and what is forwarded come in addition.
     let mut fields = HeaderMap::with_capacity(head.headers.len() + 7);
     fields.append(HOST, host(route, head));
+    let mut was_forwarded = false;
     for (name, value) in &head.headers {
+        let of_hops_before =
+            *name == FORWARDED || *name == X_FORWARDED_FOR || *name == X_FORWARDED_PROTO || *name == X_FORWARDED_HOST;
+        was_forwarded |= of_hops_before;
         let taken_off = is_hop_by_hop(name, &named)
-            || matches!(*name, HOST | EXPECT | CONTENT_LENGTH | FORWARDED)
+            || of_hops_before
+            || matches!(*name, HOST | EXPECT | CONTENT_LENGTH)
             || *name == CACHE_STATUS
             || *name == IDEMPOTENT_REPLAYED
             || *name == PREFERENCE_APPLIED
-            || *name == X_FORWARDED_FOR
-            || *name == X_FORWARDED_PROTO
-            || *name == X_FORWARDED_HOST
             || (key.is_some() && *name == TRAILER)
             || dropped_key.as_ref().is_some_and(|names| names.contains(&name));
         if !taken_off {
@@ -160,7 +169,10 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
         fields.insert(name, key.to_header_value(quoted));
     }
     if route.forwarded == Forwarded::Append {
-        append_forwarded(&mut fields, head, peer);
+        // No look-ups in what has none of it.
+        let nothing = HeaderMap::new();
+        let received = if was_forwarded { &head.headers } else { &nothing };
+        append_forwarded(&mut fields, received, head.headers.get(HOST), peer.ip());
     }
     add_via(&mut fields, head.version);
     fields
@@ -198,22 +210,21 @@ fn host(route: &Route, head: &request::Parts) -> HeaderValue {
     host.unwrap_or_else(|| HeaderValue::from_static(""))
 }
 
-fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr) {
-    let host = head.headers.get(HOST);
-    let (element, ip) = forwarded_element(peer.ip(), host);
-    append_list(fields, &head.headers, X_FORWARDED_FOR, element.slice(ip));
+fn append_forwarded(fields: &mut HeaderMap, received: &HeaderMap, host: Option<&HeaderValue>, ip: IpAddr) {
+    let (element, address) = forwarded_element(ip, host);
+    append_list(fields, received, X_FORWARDED_FOR, element.slice(address));
     for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
-        for value in head.headers.get_all(&name) {
+        for value in received.get_all(&name) {
             fields.append(&name, value.clone());
         }
     }
-    if !fields.contains_key(X_FORWARDED_PROTO) {
+    if !received.contains_key(X_FORWARDED_PROTO) {
         fields.append(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
     }
-    if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
+    if let (false, Some(host)) = (received.contains_key(X_FORWARDED_HOST), host) {
         fields.append(X_FORWARDED_HOST, host.clone());
     }
-    append_list(fields, &head.headers, FORWARDED, element);
+    append_list(fields, received, FORWARDED, element);
 }
 
 /// What `Forwarded` says of this hop (RFC 7239 section 4), and where in it the address stands: it is written once, and
@@ -224,7 +235,7 @@ fn forwarded_element(ip: IpAddr, host: Option<&HeaderValue>) -> (Bytes, Range<us
     // Section 6: an IPv6 address is bracketed and, having colons, quoted.
     let (open, close) = if ip.is_ipv6() { ("for=\"[", "]\"") } else { ("for=", "") };
     text.push_str(open);
-    text.push_str(&ip.to_string());
+    push_address(&mut text, ip);
     let address = open.len()..text.len();
     for part in [close, ";proto=http"] {
         text.push_str(part);
@@ -235,6 +246,24 @@ fn forwarded_element(ip: IpAddr, host: Option<&HeaderValue>) -> (Bytes, Range<us
         }
     }
     (text.into(), address)
+}
+
+/// Adds the address as `Display` writes it. That takes 1,400 instructions for the usual kind, more than the whole rest.
+fn push_address(text: &mut String, ip: IpAddr) {
+    let IpAddr::V4(v4) = ip else {
+        text.push_str(&ip.to_string());
+        return;
+    };
+    for (at, octet) in v4.octets().into_iter().enumerate() {
+        if at > 0 {
+            text.push('.');
+        }
+        for (unit, least) in [(100, 100), (10, 10), (1, 0)] {
+            if octet >= least {
+                text.push(char::from(b'0' + octet / unit % 10));
+            }
+        }
+    }
 }
 
 /// One line with what was received, if anything, and this element at its end.
@@ -306,4 +335,59 @@ pub fn replayed<'a>(lines: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Header
             fields.append(name, value);
             fields
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forwarded(received: &[(&'static str, &'static str)], ip: &str) -> Vec<(String, String)> {
+        let received: HeaderMap =
+            received.iter().map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_static(v))).collect();
+        let mut fields = HeaderMap::new();
+        append_forwarded(&mut fields, &received, Some(&HeaderValue::from_static("a.example")), ip.parse().unwrap());
+        fields.iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap().to_owned())).collect()
+    }
+
+    fn pair(name: &str, value: &str) -> (String, String) {
+        (name.to_owned(), value.to_owned())
+    }
+
+    #[test]
+    fn says_where_a_request_came_from() {
+        let expected = [
+            pair("x-forwarded-for", "10.0.200.7"),
+            pair("x-forwarded-proto", "http"),
+            pair("x-forwarded-host", "a.example"),
+            pair("forwarded", "for=10.0.200.7;proto=http;host=\"a.example\""),
+        ];
+        assert_eq!(forwarded(&[], "10.0.200.7"), expected);
+    }
+
+    #[test]
+    fn adds_itself_behind_the_hops_before() {
+        let received = [
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "b.example"),
+            ("forwarded", "for=192.0.2.1"),
+        ];
+        let expected = [
+            pair("x-forwarded-for", "192.0.2.1, ::1"),
+            pair("x-forwarded-proto", "https"),
+            pair("x-forwarded-host", "b.example"),
+            pair("forwarded", "for=192.0.2.1, for=\"[::1]\";proto=http;host=\"a.example\""),
+        ];
+        assert_eq!(forwarded(&received, "::1"), expected);
+    }
+
+    #[test]
+    fn writes_addresses_as_display_does() {
+        for octet in 0..=255 {
+            let ip = IpAddr::from([octet, 255 - octet, 0, octet]);
+            let mut text = String::new();
+            push_address(&mut text, ip);
+            assert_eq!(text, ip.to_string());
+        }
+    }
 }
