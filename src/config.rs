@@ -18,6 +18,7 @@ pub mod store;
 mod address;
 mod changes;
 mod effective;
+mod egress;
 mod load;
 mod mistakes;
 mod presets;
@@ -34,6 +35,7 @@ mod tests;
 
 pub use changes::{Changed, Content, change};
 pub use effective::effective;
+pub use egress::{Allowed, Egress};
 pub use load::{Environment, Flags, Loaded, Sources, load};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
@@ -56,6 +58,8 @@ pub struct Config {
     pub log: Log,
     /// The operator's listener.
     pub admin: Admin,
+    /// What may be reached by routes whose upstream each request names.
+    pub egress: Arc<Egress>,
     /// Where records are kept.
     pub store: StoreConfig,
     /// At least one, in the order of the file. Names are unique.
@@ -209,7 +213,8 @@ pub struct Route {
     pub idle_timeout: Duration,
 }
 
-/// Where a route's requests go: `http://host[:port]` or `https://host[:port]`, without a path.
+/// Where a route's requests go: `http://host[:port]` or `https://host[:port]`, without a path; with `{host}` as its host,
+/// to the one that each request names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upstream {
     /// Whether it speaks TLS.
@@ -220,9 +225,36 @@ pub struct Upstream {
     pub port: u16,
     /// A file of PEM certificates to trust instead of the system's. Only with TLS.
     pub ca_file: Option<PathBuf>,
+    /// Set where requests name the host: what may be reached. The host is empty then, and port 0 stands for the one that
+    /// the request names; [`Upstream::at`] fills both in.
+    pub egress: Option<Arc<Egress>>,
 }
 
 impl Upstream {
+    /// Whether each request names the host.
+    pub fn is_requested(&self) -> bool {
+        self.egress.is_some() && self.host.is_empty()
+    }
+
+    /// The upstream that a request for this host and port goes to: by the port of the settings, else the one that was
+    /// named, else that of the scheme. `None` if it may not be reached.
+    ///
+    /// A client that speaks `http` to this proxy and means `https` names port 80, or none.
+    pub fn at(&self, host: &str, port: Option<u16>) -> Option<Upstream> {
+        let egress = self.egress.as_ref()?;
+        let own = if self.tls { 443 } else { 80 };
+        let port = match (self.port, port) {
+            (0, None | Some(80)) => own,
+            (0, Some(named)) => named,
+            (set, _) => set,
+        };
+        egress.permits(host, port).then(|| Upstream {
+            host: host.trim_end_matches('.').to_ascii_lowercase(),
+            port,
+            ..self.clone()
+        })
+    }
+
     /// `host[:port]` as it stands in a `Host` field: without the scheme's default port, IPv6 in brackets.
     pub fn authority(&self) -> String {
         let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };

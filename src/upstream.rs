@@ -70,6 +70,17 @@ impl Pool {
         Pool { shared: Arc::new(Shared { dialer, idle, sends: sends.clone() }) }
     }
 
+    /// A pool to another host, for one whose upstream requests name: with connections of its own, and the certificates
+    /// and timeouts of this one.
+    ///
+    /// # Errors
+    /// If the host cannot be the name in a certificate.
+    pub fn towards(&self, upstream: &config::Upstream) -> Result<Pool, TlsSetupError> {
+        let Shared { dialer, idle, sends } = &*self.shared;
+        let (dialer, idle) = (Arc::new(dialer.towards(upstream)?), IdleList::new(idle.timeout()));
+        Ok(Pool { shared: Arc::new(Shared { dialer, idle, sends: sends.clone() }) })
+    }
+
     /// An idle connection, the most recently used first and found alive, or else a fresh one.
     ///
     /// An error means that nothing was sent.

@@ -16,8 +16,8 @@ use super::values::{
     route_path, size,
 };
 use super::{
-    BodyMode, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown, Route, ScopePart,
-    Upstream,
+    BodyMode, Egress, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown, Route,
+    ScopePart, Upstream,
 };
 
 /// The words of `fingerprint.body`.
@@ -56,7 +56,7 @@ pub(super) struct Made {
 }
 
 /// Reads a route. `outer` is an upstream from outside the file, for the one route that needs no file.
-pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made {
+pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egress>) -> Made {
     let preset = section.text("preset", choice(&PRESETS)).map_or(Preset::Api, |located| located.value);
     let sender = section.text("key_preset", choice(&SENDERS)).map(|located| located.value);
     let defaults = preset.defaults();
@@ -70,7 +70,7 @@ pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made 
         host: host.map(|located| located.value),
         path: path.map_or_else(|| "/".to_owned(), |located| located.value),
         strip_prefix: section.flag("strip_prefix", false),
-        upstream: target(section, outer),
+        upstream: target(section, outer, egress),
         methods: methods(section, &defaults),
         key: key(section, &defaults, sender),
         key_required: section.flag("key_required", defaults.key_required),
@@ -122,14 +122,22 @@ fn name(section: &mut Section<'_>, outer: Option<&Upstream>) -> Option<Arc<str>>
     given.map(|located| located.value.into())
 }
 
-fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
+fn target(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egress>) -> Upstream {
     let given = section.text("upstream", upstream).map(|located| located.value).or_else(|| outer.cloned());
     if given.is_none() && !section.has("upstream") {
         section.mistake("upstream", wrong("the route has no upstream", "add upstream = \"http://HOST:PORT\""));
     }
     let known = given.is_some();
     // Reported already where it is missing; the place holder never leaves this module's caller.
-    let mut target = given.unwrap_or_else(|| Upstream { tls: false, host: String::new(), port: 0, ca_file: None });
+    let mut target = given.unwrap_or_else(|| placeholder());
+    if let Some(reachable) = &mut target.egress {
+        *reachable = egress.clone();
+        if egress.allow.is_empty() {
+            let what = "requests name the host, and none may be reached";
+            section
+                .mistake("upstream", wrong(what, "add [egress] with allow = [\"api.example.com\"], or name the host"));
+        }
+    }
     target.ca_file = section.path("ca_file");
     if known && !target.tls && section.has("ca_file") {
         section.mistake(
@@ -138,6 +146,10 @@ fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
         );
     }
     target
+}
+
+fn placeholder() -> Upstream {
+    Upstream { tls: false, host: String::new(), port: 0, ca_file: None, egress: None }
 }
 
 fn methods(section: &mut Section<'_>, defaults: &Defaults) -> Vec<Method> {

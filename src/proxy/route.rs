@@ -8,6 +8,9 @@ use std::sync::Arc;
 use http::request;
 use http::uri::PathAndQuery;
 
+pub mod egress;
+
+use self::egress::Destinations;
 use super::body::Budget;
 use super::error::{Kind, Problem};
 use crate::config;
@@ -27,6 +30,8 @@ pub struct Route {
     pub metrics: RouteMetrics,
     /// Its place in the settings.
     pub index: usize,
+    /// Where requests name the host: the routes towards those that were named.
+    pub destinations: Destinations,
 }
 
 impl Route {
@@ -67,6 +72,7 @@ impl Routes {
                 pool: kept.unwrap_or_else(|| route.pool.for_another_core()),
                 metrics: route.metrics.clone(),
                 index: route.index,
+                destinations: Destinations::default(),
             })
         });
         Routes(routes.collect())

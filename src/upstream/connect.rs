@@ -46,6 +46,12 @@ pub enum ConnectError {
         /// The name.
         host: String,
     },
+    /// Every address of the name leads where requests that name their host must not get, whatever the name.
+    #[error("`{host}` leads to an address that egress does not reach")]
+    Forbidden {
+        /// The name, or the address.
+        host: String,
+    },
     /// No address took the connection: refused, unreachable. This is the error of the last one that failed.
     #[error("cannot connect to {address}")]
     Connect {
@@ -94,12 +100,22 @@ pub(super) struct Dialer {
     port: u16,
     tls: Option<Tls>,
     timeout: Duration,
+    /// Which addresses may be connected to; `None` is any.
+    egress: Option<Arc<config::Egress>>,
 }
 
 impl Dialer {
     pub(super) fn new(upstream: &config::Upstream, timeout: Duration) -> Result<Dialer, TlsSetupError> {
         let tls = if upstream.tls { Some(Tls::new(upstream)?) } else { None };
-        Ok(Dialer { host: upstream.host.clone(), port: upstream.port, tls, timeout })
+        let (host, egress) = (upstream.host.clone(), upstream.egress.clone());
+        Ok(Dialer { host, port: upstream.port, tls, timeout, egress })
+    }
+
+    /// The same for another host.
+    pub(super) fn towards(&self, upstream: &config::Upstream) -> Result<Dialer, TlsSetupError> {
+        let tls = self.tls.as_ref().map(|tls| tls.named(&upstream.host)).transpose()?;
+        let (host, egress) = (upstream.host.clone(), upstream.egress.clone());
+        Ok(Dialer { host, port: upstream.port, tls, timeout: self.timeout, egress })
     }
 
     pub(super) async fn dial(&self) -> Result<Link, ConnectError> {
@@ -141,11 +157,23 @@ impl Dialer {
     }
 
     async fn reach(&self) -> Result<TcpStream, ConnectError> {
-        let addresses = self.resolve().await?;
+        let addresses = self.permitted(self.resolve().await?)?;
         if let [only] = addresses[..] {
             return connect(only).await;
         }
         race(addresses).await.unwrap_or_else(|| Err(ConnectError::NoAddress { host: self.host.clone() }))
+    }
+
+    /// The addresses that may be connected to. Judged here and not when the name was, since it may have been given
+    /// another address in between (DNS rebinding).
+    fn permitted(&self, mut addresses: Vec<SocketAddr>) -> Result<Vec<SocketAddr>, ConnectError> {
+        let Some(egress) = &self.egress else { return Ok(addresses) };
+        let found = addresses.len();
+        addresses.retain(|address| egress.permits_address(*address));
+        if addresses.is_empty() && found > 0 {
+            return Err(ConnectError::Forbidden { host: self.host.clone() });
+        }
+        Ok(addresses)
     }
 
     async fn resolve(&self) -> Result<Vec<SocketAddr>, ConnectError> {

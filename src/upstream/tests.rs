@@ -66,7 +66,7 @@ impl Peer {
 }
 
 fn plain(address: SocketAddr) -> config::Upstream {
-    config::Upstream { tls: false, host: address.ip().to_string(), port: address.port(), ca_file: None }
+    config::Upstream { tls: false, host: address.ip().to_string(), port: address.port(), ca_file: None, egress: None }
 }
 
 /// Reads one request to its end; less, if the stream ends before.

@@ -76,9 +76,8 @@ impl std::fmt::Debug for Tls {
 
 impl Tls {
     pub(super) fn new(upstream: &config::Upstream) -> Result<Tls, TlsSetupError> {
-        let host = &upstream.host;
-        let name =
-            ServerName::try_from(host.clone()).map_err(|source| TlsSetupError::Name { host: host.clone(), source })?;
+        // Where requests name the host, nothing is ever connected to under this name.
+        let name = name_of(if upstream.is_requested() { "host.invalid" } else { &upstream.host })?;
         let roots = match &upstream.ca_file {
             Some(path) => roots_in(path)?,
             None => system_roots()?,
@@ -92,6 +91,15 @@ impl Tls {
         config.alpn_protocols = vec![b"http/1.1".to_vec()];
         Ok(Tls { connector: TlsConnector::from(Arc::new(config)), name })
     }
+
+    /// The same towards another host.
+    pub(super) fn named(&self, host: &str) -> Result<Tls, TlsSetupError> {
+        Ok(Tls { connector: self.connector.clone(), name: name_of(host)? })
+    }
+}
+
+fn name_of(host: &str) -> Result<ServerName<'static>, TlsSetupError> {
+    ServerName::try_from(host.to_owned()).map_err(|source| TlsSetupError::Name { host: host.to_owned(), source })
 }
 
 fn roots_in(path: &Path) -> Result<RootCertStore, TlsSetupError> {

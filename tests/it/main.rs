@@ -27,6 +27,7 @@ mod keeping;
 mod replay;
 mod streams;
 
+mod egress;
 mod overload;
 mod reload;
 mod store_faults;

@@ -46,7 +46,7 @@ impl TlsPeer {
 
     fn upstream(&self, host: &str) -> config::Upstream {
         let ca_file = Some(self.ca_file.path().to_owned());
-        config::Upstream { tls: true, host: host.to_owned(), port: self.peer.address.port(), ca_file }
+        config::Upstream { tls: true, host: host.to_owned(), port: self.peer.address.port(), ca_file, egress: None }
     }
 
     fn pool(&self, host: &str) -> Pool {
@@ -213,8 +213,13 @@ async fn failed_write_counts_above_tls_and_not_above_tcp() {
 fn unusable_settings_are_found_at_start() {
     let metrics = Metrics::new().route("r");
     let make = |host: &str, ca_file: &std::path::Path| {
-        let upstream =
-            config::Upstream { tls: true, host: host.to_owned(), port: 443, ca_file: Some(ca_file.to_owned()) };
+        let upstream = config::Upstream {
+            tls: true,
+            host: host.to_owned(),
+            port: 443,
+            ca_file: Some(ca_file.to_owned()),
+            egress: None,
+        };
         Pool::new(&upstream, LONG, LONG, &metrics).unwrap_err()
     };
     let folder = tempfile::tempdir().unwrap();
