@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-load test-deploy bench check fmt clippy doc deps image static clean
+.PHONY: demo build test test-load test-deploy test-celery bench check fmt clippy doc deps image static clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -15,6 +15,7 @@ test: deps ## All tests, with real Redis servers; installs what they need.
 	$(CARGO) test --locked --all-targets
 	$(CARGO) test --locked --doc
 	$(MAKE) test-deploy
+	$(MAKE) test-celery
 
 test-load: ## What 10,000 waiting duplicates cost, in the release binary; needs 12,000 open files a process.
 	$(CARGO) test --release --locked --test it -- --ignored --nocapture ten_thousand
@@ -27,6 +28,12 @@ test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .
 bench: build ## onceproxy beside nginx, HAProxy and a hand-written layer, on this machine (ARGS=--long for growth tables).
 	./scripts/install-bench-packages
 	python3 benches/run.py target/release/onceproxy $(ARGS)
+
+test-celery: deps ## A Celery worker that is killed and cut off, with the proxy and without; the guides; makes .venv with Celery.
+	./scripts/install-celery
+	$(CARGO) build --locked --bin onceproxy
+	.venv/bin/python tests/celery
+	.venv/bin/python tests/guides
 
 check: fmt clippy doc ## What must be clean besides the tests.
 

@@ -3,6 +3,7 @@
 //! Settings come in four layers, later ones winning: built-in, file, environment, flags. [`load()`] puts them together and
 //! reports every mistake at once. One struct a section; each field says what it means, its unit and its default.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -213,9 +214,9 @@ pub struct Route {
     pub idle_timeout: Duration,
 }
 
-/// Where a route's requests go: `http://host[:port]` or `https://host[:port]`, without a path; with `{host}` as its host,
-/// to the one that each request names.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where a route's requests go: `http://host[:port]`, `https://host[:port]` or `unix:/path`, without a path of requests;
+/// with `{host}` as its host, to the one that each request names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Upstream {
     /// Whether it speaks TLS.
     pub tls: bool,
@@ -223,14 +224,48 @@ pub struct Upstream {
     pub host: String,
     /// The port, 80 or 443 if none was given.
     pub port: u16,
+    /// A Unix socket in place of host and port, which then are `localhost` and 80. Never with TLS or a proxy.
+    pub socket: Option<PathBuf>,
+    /// The HTTP proxy to go through. Default none, whatever the environment says.
+    pub proxy: Option<HttpProxy>,
     /// A file of PEM certificates to trust instead of the system's. Only with TLS.
     pub ca_file: Option<PathBuf>,
+    /// The certificate to show and its key, files of PEM. Only with TLS.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// The name to ask for and to find in the certificate, in place of the host. Only with TLS.
+    pub server_name: Option<String>,
     /// Set where requests name the host: what may be reached. The host is empty then, and port 0 stands for the one that
     /// the request names; [`Upstream::at`] fills both in.
     pub egress: Option<Arc<Egress>>,
 }
 
+/// An HTTP proxy on the way to an upstream: `http://host:port`. It is asked to connect (`CONNECT`), for plain upstreams too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpProxy {
+    /// A DNS name or an IP address (v6 without brackets).
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl HttpProxy {
+    /// `host:port`, IPv6 in brackets.
+    pub fn authority(&self) -> String {
+        format!("{}:{}", bracketed(&self.host), self.port)
+    }
+}
+
+/// A host as it stands in a URL.
+fn bracketed(host: &str) -> Cow<'_, str> {
+    if host.contains(':') { format!("[{host}]").into() } else { host.into() }
+}
+
 impl Upstream {
+    /// `host:port`, always with the port, IPv6 in brackets.
+    pub fn host_and_port(&self) -> String {
+        format!("{}:{}", bracketed(&self.host), self.port)
+    }
+
     /// Whether each request names the host.
     pub fn is_requested(&self) -> bool {
         self.egress.is_some() && self.host.is_empty()
@@ -257,9 +292,8 @@ impl Upstream {
 
     /// `host[:port]` as it stands in a `Host` field: without the scheme's default port, IPv6 in brackets.
     pub fn authority(&self) -> String {
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let default = if self.tls { 443 } else { 80 };
-        if self.port == default { host } else { format!("{host}:{}", self.port) }
+        if self.port == default { bracketed(&self.host).into_owned() } else { self.host_and_port() }
     }
 }
 

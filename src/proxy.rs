@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
+use http::header::CONTENT_LENGTH;
 use http::{Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
@@ -457,12 +458,16 @@ impl Keyed<'_> {
     fn outgoing(&self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
         let key = Some((&self.key, self.key.is_quoted()));
+        let mut fields = headers::to_upstream(route, self.head, self.peer, key);
+        // A client that gave a length sees it reach the upstream, be it 0.
+        if self.head.headers.contains_key(CONTENT_LENGTH) || !body.bytes.is_empty() {
+            fields.insert(CONTENT_LENGTH, body.bytes.len().into());
+        }
         Outgoing {
             method: self.head.method.clone(),
             target: route::target(route, self.head),
-            fields: headers::to_upstream(route, self.head, self.peer, key),
+            fields,
             body: body.bytes,
-            has_length: self.head.headers.contains_key(http::header::CONTENT_LENGTH),
             share: body.share,
         }
     }
@@ -470,7 +475,8 @@ impl Keyed<'_> {
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
         let answer = respond::first(conclusion);
         let duplicate = matches!(answer.result, RequestResult::Replayed | RequestResult::InProgress);
-        if duplicate { answer.with_preference(self.preferred_wait) } else { answer }
+        let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
+        if duplicate && waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
 
     fn joined(&self, joined: Joined) -> Answer {

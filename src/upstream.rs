@@ -17,6 +17,7 @@ mod connect;
 mod connection;
 mod idle;
 mod switch;
+mod through;
 mod tls;
 mod wire;
 

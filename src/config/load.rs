@@ -303,7 +303,8 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
     risks::of_route(&section, &made, around.store, around.limits);
     let Made { route, is_named, is_matchable, .. } = made;
     let (listen, target) = (around.listen.value, &route.upstream);
-    if target.port == listen.port() && is_reached_by(&target.host, listen) {
+    let is_tcp = target.socket.is_none() && target.proxy.is_none();
+    if is_tcp && target.port == listen.port() && is_reached_by(&target.host, listen) {
         let what = format!("{} is this proxy itself", target.authority());
         section.mistake("upstream", wrong(what, "name the server behind it"));
     }

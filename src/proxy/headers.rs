@@ -138,7 +138,8 @@ fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
 pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: Option<(&Key, bool)>) -> HeaderMap {
     let named = named_by_connection(&head.headers);
     let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
-    let mut fields = HeaderMap::with_capacity(head.headers.len() + 4);
+    // Host, length, Via and what is forwarded come in addition.
+    let mut fields = HeaderMap::with_capacity(head.headers.len() + 7);
     fields.append(HOST, host(route, head));
     for (name, value) in &head.headers {
         let taken_off = is_hop_by_hop(name, &named)

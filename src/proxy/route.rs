@@ -36,12 +36,12 @@ pub struct Route {
 
 impl Route {
     /// Its connections, if a route with these settings can go on with them. Certificates of its own are read anew with
-    /// every change, so that one that was renewed under its old name is trusted.
+    /// every change, so that one that was renewed under its old name is taken.
     pub fn reusable_pool(&self, next: &config::Route) -> Option<Pool> {
         let same = self.config.upstream == next.upstream
             && self.config.connect_timeout == next.connect_timeout
             && self.config.idle_timeout == next.idle_timeout;
-        (same && next.upstream.ca_file.is_none()).then(|| self.pool.clone())
+        (same && next.upstream.ca_file.is_none() && next.upstream.client.is_none()).then(|| self.pool.clone())
     }
 }
 

@@ -206,4 +206,6 @@ async fn a_stop_waits_for_upgraded_connections_and_then_cuts_them_off() {
     assert_eq!(frame(&mut upstream, MASKED_HELLO.len()).await, MASKED_HELLO);
     assert!(client.closes().await);
     assert!(world.proxies[0].ended().await.success());
+    let left = world.proxy().log().into_iter().find(|line| line.contains("left behind"));
+    assert_eq!(left, None);
 }

@@ -15,7 +15,12 @@ fn route(key: Vec<KeySource>) -> Route {
         host: None,
         path: "/".to_owned(),
         strip_prefix: false,
-        upstream: config::Upstream { tls: false, host: "localhost".to_owned(), port: 80, ca_file: None, egress: None },
+        upstream: config::Upstream {
+            tls: false,
+            host: "localhost".to_owned(),
+            port: 80,
+            ..config::Upstream::default()
+        },
         methods: vec![http::Method::POST],
         key,
         key_required: true,
