@@ -3,7 +3,6 @@
 //! [`Proxy::steps`] is that life on one screen; each step is a file of its name. From the claim on, the work runs in a
 //! counted task that a disconnecting client cannot cancel ([`Attempt::run`]); the client only listens to it.
 
-use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,6 +40,8 @@ use self::claim::Claimed;
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
 use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
+pub use self::headers::Peer;
+
 use self::forward::{Caller, Delivery, Outcome, Outgoing};
 use self::join::Joined;
 use self::key::{Found, Identity, Key, KeyFault};
@@ -137,7 +138,7 @@ impl Proxy {
     }
 
     /// Answers one request.
-    pub async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    pub async fn handle(&self, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
         let (head, body) = request.into_parts();
         let route = match self.0.routes.find(&head) {
@@ -171,7 +172,7 @@ impl Proxy {
         route: &Arc<Route>,
         head: &request::Parts,
         body: Incoming,
-        peer: SocketAddr,
+        peer: Peer,
     ) -> Result<Answer, Problem> {
         if !route.config.methods.contains(&head.method) {
             return self.pass(route, head, Plain::Coming(body), peer).await;
@@ -279,13 +280,7 @@ impl Proxy {
     }
 
     /// Passes a request through without protection.
-    async fn pass(
-        &self,
-        route: &Route,
-        head: &request::Parts,
-        body: Plain,
-        peer: SocketAddr,
-    ) -> Result<Answer, Problem> {
+    async fn pass(&self, route: &Route, head: &request::Parts, body: Plain, peer: Peer) -> Result<Answer, Problem> {
         let Some(in_flight) = self.in_flight(route) else {
             if let Plain::Coming(body) = body {
                 body::drain(body);
@@ -312,7 +307,7 @@ impl std::fmt::Debug for Proxy {
 struct Keyed<'a> {
     route: &'a Arc<Route>,
     head: &'a request::Parts,
-    peer: SocketAddr,
+    peer: Peer,
     /// Gone once the request can only join.
     body: Option<body::Whole>,
     fingerprint: Fingerprint,

@@ -4,12 +4,40 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-use super::Upstream;
 use super::mistakes::{Wrong, wrong};
+use super::{Listen, Upstream};
+
+/// Parses a place where clients connect: an address, one with `http://` in front, or `unix:PATH`.
+pub(super) fn listen(text: &str) -> Result<Listen, Wrong> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return unix(path);
+    }
+    match text.split_once("://") {
+        Some(("http", rest)) => address(rest.trim_end_matches('/')).map(|address| Listen::Tcp { address, plain: true }),
+        Some(("https", _)) => Err(wrong(
+            format!("{text:?} has a scheme that is not needed"),
+            "write the address alone and the certificate under [tls]; every address without http:// then speaks TLS",
+        )),
+        _ => address(text).map(|address| Listen::Tcp { address, plain: false }),
+    }
+}
+
+/// The longest path of a Unix socket on the systems that this runs on, without the byte that ends it.
+const LONGEST_SOCKET_PATH: usize = 103;
+
+fn unix(path: &str) -> Result<Listen, Wrong> {
+    let right = "write the path of a socket, such as \"unix:/run/onceproxy/proxy.sock\"";
+    match path.len() {
+        0 => Err(wrong("the path of the Unix socket is missing", right)),
+        1..=LONGEST_SOCKET_PATH if !path.contains('\0') && !path.ends_with('/') => Ok(Listen::Unix(path.into())),
+        1..=LONGEST_SOCKET_PATH => Err(wrong(format!("{path:?} cannot be a Unix socket"), right)),
+        _ => Err(wrong("the path of the Unix socket is too long", format!("at most {LONGEST_SOCKET_PATH} bytes"))),
+    }
+}
 
 /// Parses an address to listen on. Only an IP address or `localhost` (which is 127.0.0.1) will do: a bare port would
 /// leave open whether the whole network is meant.
-pub(super) fn listen(text: &str) -> Result<SocketAddr, Wrong> {
+fn address(text: &str) -> Result<SocketAddr, Wrong> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
@@ -32,7 +60,7 @@ pub(super) fn admin_listen(text: &str) -> Result<Option<SocketAddr>, Wrong> {
     if text == "off" {
         return Ok(None);
     }
-    listen(text).map(Some).map_err(|what| Wrong { right: format!("{}; or \"off\"", what.right), ..what })
+    address(text).map(Some).map_err(|what| Wrong { right: format!("{}; or \"off\"", what.right), ..what })
 }
 
 /// Parses the URL of an upstream. It has no path: the request target goes there as it came. Messages do not show the

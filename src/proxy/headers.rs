@@ -3,7 +3,7 @@
 //! Hop-by-hop fields are those of RFC 9110 section 7.6.1 and whatever `Connection` names. Fields are copied, not
 //! removed in place, so that their order survives.
 
-use std::net::SocketAddr;
+use std::net::IpAddr;
 use std::time::Duration;
 
 use http::header::{
@@ -130,10 +130,19 @@ fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
         || named.contains(name)
 }
 
+/// Who sent a request, as the upstream is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The client's address; `None` on a Unix socket.
+    pub ip: Option<IpAddr>,
+    /// Whether it came by TLS.
+    pub tls: bool,
+}
+
 /// The fields of the request as the upstream gets them, all but its framing.
 ///
 /// `key` is the key if the request is protected, and whether it is to be forwarded in the quoted form.
-pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: Option<(&Key, bool)>) -> HeaderMap {
+pub fn to_upstream(route: &Route, head: &request::Parts, peer: Peer, key: Option<(&Key, bool)>) -> HeaderMap {
     let named = named_by_connection(&head.headers);
     let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
     let mut fields = HeaderMap::with_capacity(head.headers.len() + 4);
@@ -195,24 +204,26 @@ fn host(route: &Route, head: &request::Parts) -> HeaderValue {
     host.unwrap_or_else(|| HeaderValue::from_static(""))
 }
 
-fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr) {
+fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: Peer) {
     let host = head.headers.get(HOST);
-    let ip = peer.ip();
-    append_list(fields, &head.headers, X_FORWARDED_FOR, &ip.to_string());
+    // A client on a Unix socket has no address. Left out, it would pass for the one before it.
+    let node = peer.ip.map_or_else(|| "unknown".to_owned(), |ip| ip.to_string());
+    append_list(fields, &head.headers, X_FORWARDED_FOR, &node);
+    let proto = if peer.tls { "https" } else { "http" };
     for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
         for value in head.headers.get_all(&name) {
             fields.append(&name, value.clone());
         }
     }
     if !fields.contains_key(X_FORWARDED_PROTO) {
-        fields.append(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+        fields.append(X_FORWARDED_PROTO, HeaderValue::from_static(proto));
     }
     if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
         fields.append(X_FORWARDED_HOST, host.clone());
     }
     // RFC 7239 section 6: an IPv6 address is bracketed and, having colons, quoted.
-    let node = if ip.is_ipv6() { format!("\"[{ip}]\"") } else { ip.to_string() };
-    let mut element = format!("for={node};proto=http");
+    let node = if node.contains(':') { format!("\"[{node}]\"") } else { node };
+    let mut element = format!("for={node};proto={proto}");
     if let Some(host) = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\'])) {
         element.push_str(&format!(";host=\"{host}\""));
     }

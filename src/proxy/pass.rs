@@ -3,7 +3,6 @@
 //! Bodies stream both ways without being held. A message that was certainly not sent goes out once more; nothing else
 //! is ever sent again.
 
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +18,7 @@ use hyper::body::Incoming;
 use super::body::{Body, Held};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
-use super::headers::{self, CacheStatus};
+use super::headers::{self, CacheStatus, Peer};
 use super::respond::Answer;
 use super::route::{self, Route};
 use crate::metrics::RequestResult;
@@ -39,7 +38,7 @@ pub async fn pass(
     route: &Route,
     head: &request::Parts,
     body: Plain,
-    peer: SocketAddr,
+    peer: Peer,
     held: Held,
 ) -> Result<Answer, Problem> {
     let progress = Progress::default();

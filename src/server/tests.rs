@@ -27,9 +27,10 @@ const BIG: usize = 64 * 1024 * 1024;
 
 type TestBody = UnsyncBoxBody<Bytes, Infallible>;
 
-fn limits() -> Limits {
+pub(super) fn limits() -> Limits {
     Limits {
         connections: 100,
+        streams: 100,
         in_flight: 100,
         waiting: 100,
         buffered: 1 << 20,
@@ -69,7 +70,12 @@ impl World {
 
     fn on(listener: Listener, limits: Limits, cores: usize) -> World {
         let address = listener.address();
-        let (stop, metrics, script) = (Signal::new(), Metrics::new(), Arc::new(Script::default()));
+        World::behind(vec![listener.into()], address, Metrics::new(), limits, cores)
+    }
+
+    /// A world behind these doors, one of which is at this address.
+    fn behind(doors: Vec<Door>, address: SocketAddr, metrics: Arc<Metrics>, limits: Limits, cores: usize) -> World {
+        let (stop, script) = (Signal::new(), Arc::new(Script::default()));
         let (handles, inboxes): (Vec<_>, Vec<_>) = (0..cores).map(|_| core()).unzip();
         let serve = inboxes.into_iter().enumerate().map(|(number, inbox)| {
             let (limits, stop, script) = (limits.clone(), stop.clone(), script.clone());
@@ -78,7 +84,7 @@ impl World {
         });
         let serve = serve.collect();
         let (until, counts) = (stop.clone(), metrics.clone());
-        let accept = tokio::spawn(async move { accept(listener, handles, &limits, &until, &counts).await });
+        let accept = tokio::spawn(async move { accept(doors, handles, &limits, &until, &counts).await });
         World { address, stop, metrics, script, accept, serve }
     }
 
@@ -99,7 +105,7 @@ impl World {
             }
         })
         .await;
-        assert_eq!(self.metrics.connections().get(), 0);
+        assert_eq!(self.metrics.listeners().connections.get(), 0);
     }
 }
 

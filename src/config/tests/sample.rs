@@ -17,7 +17,7 @@ struct Line {
 }
 
 fn is_setting(line: &str) -> bool {
-    line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b == b'.'))
+    line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.')))
 }
 
 fn lines() -> Vec<Line> {
@@ -50,7 +50,7 @@ fn it_loads_without_a_warning() {
 fn it_names_every_key_that_is_known() {
     let report = Report::default();
     load_with(&Sources::text(SAMPLE), &report).unwrap();
-    let sections = ["limits", "log", "admin", "store", "route", "route.fingerprint"];
+    let sections = ["tls", "limits", "log", "admin", "store", "route", "route.fingerprint"];
     let known: BTreeSet<_> = report.known_keys().into_iter().filter(|key| !sections.contains(&key.as_str())).collect();
     let named: BTreeSet<_> = lines().into_iter().map(|line| line.key).collect();
     assert!(known.len() > 50);
@@ -77,7 +77,10 @@ fn every_key_that_is_commented_out_can_be_taken_in() {
         let text = changed(|n, line| match line {
             _ if n == number => line.trim_start_matches('#').to_owned(),
             // A client's certificate and key come together, and only TLS has them.
-            _ if key.starts_with("store.client") && line.starts_with("#client_") => {
+            _ if key.starts_with("tls.") && (line.starts_with("#cert_") || line.starts_with("#key_file")) => {
+                line.trim_start_matches('#').to_owned()
+            }
+            _ if key.starts_with("store.client") && line.starts_with("#client_") && !line.contains("_ca_") => {
                 line.trim_start_matches('#').to_owned()
             }
             _ if key.starts_with("store.") && line.starts_with("url = ") => {
@@ -98,7 +101,8 @@ fn every_setting_has_a_comment() {
     let all: Vec<_> = SAMPLE.lines().collect();
     for Line { number, key, .. } in lines() {
         let before = all[number - 1];
-        let shares = key == "store.client_key_file" && before.starts_with("#client_cert_file");
+        let shares =
+            ["store.client_key_file", "tls.key_file"].contains(&key.as_str()) && before.contains("cert_file = ");
         assert!(before.starts_with("# ") || shares, "{key} has no comment");
     }
 }
