@@ -11,7 +11,10 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::socket::{LINGER, LINGER_BYTES, Socket};
+use super::socket::{LINGER, Socket};
+
+/// How many bytes a closed connection goes on reading: what its windows let a client have on its way, and some more.
+const LINGER_BYTES: usize = 2 * 1024 * 1024;
 
 /// One HTTP/2 connection's socket.
 #[derive(Debug)]

@@ -33,9 +33,6 @@ pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
     if of_connection.iter().any(|name| request.headers().contains_key(name)) {
         return Err(HeadFault::ConnectionField);
     }
-    if request.headers().len() > MAX_FIELDS {
-        return Err(HeadFault::TooManyFields);
-    }
     if request.headers().get_all(CONTENT_LENGTH).iter().nth(1).is_some() {
         return Err(HeadFault::ContentLength);
     }
@@ -45,6 +42,10 @@ pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
     if let Some(authority) = request.uri().authority() {
         let authority = HeaderValue::from_str(authority.as_str()).map_err(|_| HeadFault::MalformedHost)?;
         request.headers_mut().entry(HOST).or_insert(authority);
+    }
+    // `Host` counts, as it does in HTTP/1.
+    if request.headers().len() > MAX_FIELDS {
+        return Err(HeadFault::TooManyFields);
     }
     check(request)?;
     let path = request.uri().path_and_query().cloned().ok_or(HeadFault::Target)?;

@@ -17,7 +17,8 @@ struct Line {
 }
 
 fn is_setting(line: &str) -> bool {
-    line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.')))
+    line.split_once(" = ")
+        .is_some_and(|(key, _)| key.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.')))
 }
 
 fn lines() -> Vec<Line> {
