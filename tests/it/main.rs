@@ -32,6 +32,7 @@ mod upstream_faults;
 mod webhooks;
 
 mod answers;
+mod listening;
 mod problems;
 mod secrets;
 mod vectors;
