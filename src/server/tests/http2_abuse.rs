@@ -103,7 +103,7 @@ async fn requests_that_begin_and_are_taken_back_end_the_connection_too() {
         write.write_all(&frame(HEADERS, END_STREAM | END_HEADERS, stream, &get("/wait"))).await.unwrap();
         let reached = async {
             while world.served() < number as usize + 1 {
-                tokio::task::yield_now().await
+                tokio::task::yield_now().await;
             }
         };
         patiently(reached).await;
@@ -145,7 +145,7 @@ async fn a_client_that_gives_no_room_for_its_answers_is_cut() {
     client.send([begin(4, 0), requests.collect::<Vec<_>>().concat()].concat()).await;
     let asked = async {
         while world.served() < 20 {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     };
     patiently(asked).await;
@@ -166,7 +166,7 @@ async fn a_client_that_reads_nothing_is_cut() {
     client.send([begin(4, 0x7fff_ffff), window, request].concat()).await;
     let asked = async {
         while world.served() < 1 {
-            tokio::task::yield_now().await
+            tokio::task::yield_now().await;
         }
     };
     patiently(asked).await;
@@ -192,7 +192,7 @@ async fn fields_of_a_connection_are_refused() {
         client.send(frame(HEADERS, END_STREAM | END_HEADERS, 3, &get("/core"))).await;
         let answered = async {
             while world.served() < 1 {
-                tokio::task::yield_now().await
+                tokio::task::yield_now().await;
             }
         };
         patiently(answered).await;

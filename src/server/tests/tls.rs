@@ -186,7 +186,7 @@ async fn a_new_certificate_is_taken_and_a_bad_one_is_not() {
     let second = files.issue();
     patiently(async {
         while taken.get() == 0 {
-            pass(SECOND).await
+            pass(SECOND).await;
         }
     })
     .await;
@@ -198,7 +198,7 @@ async fn a_new_certificate_is_taken_and_a_bad_one_is_not() {
         std::fs::write(&files.settings.cert_file, bad).unwrap();
         patiently(async {
             while failed.get() == failures {
-                pass(SECOND).await
+                pass(SECOND).await;
             }
         })
         .await;
@@ -209,7 +209,7 @@ async fn a_new_certificate_is_taken_and_a_bad_one_is_not() {
     std::fs::remove_file(&files.settings.cert_file).unwrap();
     patiently(async {
         while failed.get() == 2 {
-            pass(SECOND).await
+            pass(SECOND).await;
         }
     })
     .await;
@@ -218,7 +218,7 @@ async fn a_new_certificate_is_taken_and_a_bad_one_is_not() {
     let third = files.issue();
     patiently(async {
         while taken.get() == 1 {
-            pass(SECOND).await
+            pass(SECOND).await;
         }
     })
     .await;
