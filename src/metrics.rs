@@ -98,6 +98,39 @@ impl EncodeLabelValue for RequestResult {
     }
 }
 
+/// How a reload of the settings ended: the label `result` of `onceproxy_config_reloads_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reload {
+    /// The new settings are in force.
+    Success,
+    /// They had mistakes, and the old ones stay.
+    Failure,
+}
+
+impl Reload {
+    /// Both.
+    pub const ALL: [Reload; 2] = [Reload::Success, Reload::Failure];
+
+    /// The word in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reload::Success => "success",
+            Reload::Failure => "failure",
+        }
+    }
+}
+
+impl EncodeLabelValue for Reload {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.as_str().encode(encoder)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReloadLabel {
+    result: Reload,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RouteLabel {
     route: String,
@@ -164,6 +197,8 @@ pub struct Metrics {
     store_errors: Family<OperationKindLabels, Counter>,
     listeners: ListenerMetrics,
     buffered_bytes: Gauge,
+    config_reloads: Family<ReloadLabel, Counter>,
+    config_last_reload_successful: Gauge,
 }
 
 /// What is counted where clients connect. Clones count together.
@@ -206,7 +241,14 @@ impl Metrics {
             store_errors: Family::default(),
             listeners: ListenerMetrics::default(),
             buffered_bytes: Gauge::default(),
+            config_reloads: Family::default(),
+            config_last_reload_successful: Gauge::default(),
         };
+        // The settings of the start are good ones, and an alert on the rate of failures needs a beginning.
+        metrics.config_last_reload_successful.set(1);
+        for result in Reload::ALL {
+            drop(metrics.config_reloads.get_or_create(&ReloadLabel { result }));
+        }
         metrics.register();
         Arc::new(metrics)
     }
@@ -296,6 +338,12 @@ impl Metrics {
             listeners.certificate_reload_failures.clone(),
         );
         r.register("buffered_bytes", "Bytes of request and response bodies held now", self.buffered_bytes.clone());
+        r.register("config_reloads", "Reloads of the settings, by how they ended", self.config_reloads.clone());
+        r.register(
+            "config_last_reload_successful",
+            "1 while the settings in force are those that were read last, 0 after a reload that failed",
+            self.config_last_reload_successful.clone(),
+        );
     }
 
     /// The exposition in OpenMetrics text format, and its content type.
@@ -354,6 +402,12 @@ impl Metrics {
             seconds: self.store_seconds.get_or_create(&OperationLabel { operation }).clone(),
             errors: self.store_errors.clone(),
         }
+    }
+
+    /// Counts a reload of the settings, and shows how it ended.
+    pub fn reloaded(&self, result: Reload) {
+        self.config_reloads.get_or_create(&ReloadLabel { result }).inc();
+        self.config_last_reload_successful.set(i64::from(result == Reload::Success));
     }
 
     /// What is counted where clients connect.

@@ -8,11 +8,11 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -78,6 +78,10 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// When `stop` is given, connections between two requests close at once, running requests get their answers with
 /// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
 /// the caller's, who may drop the future. A service that panics costs its connection, nothing else.
+///
+/// An answer of 101 ends HTTP on its connection, whose bytes are then the service's: it has them from
+/// [`hyper::upgrade::on`]. Such a connection keeps its place under the limit, has no deadline here, and is not waited
+/// for.
 ///
 /// A client that goes away while its request runs drops the service's future: work that must finish belongs in a task.
 pub async fn serve<S, F, B>(mut inbox: Inbox, service: S, limits: &Limits, stop: &Signal)
@@ -182,12 +186,8 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let running = serve_http1(socket, at, peer, house);
-    spawn_counted(tasks, async move {
-        // Held until the connection is closed: its place under the limit, and its counts.
-        let _seat = seat;
-        running.await;
-    });
+    let running = serve_http1(socket, at, peer, house, seat);
+    spawn_counted(tasks, running);
 }
 
 /// Runs a connection that has to say first what it speaks.
@@ -208,7 +208,7 @@ fn spawn_greeted<S, F, B>(
     spawn_counted(tasks, async move {
         let limits = &house.limits;
         match Box::pin(greet::in_time(limits.header_timeout, &house.drain, greeting)).await {
-            Ok((socket, Version::One)) => serve_http1(socket, at, peer, &house).await,
+            Ok((socket, Version::One)) => serve_http1(socket, at, peer, &house, seat).await,
             Ok((socket, Version::Two)) => {
                 let service = house.service.clone();
                 let served = http2::serve(socket, at, &house.http2, service, peer, limits, &house.drain);
@@ -236,6 +236,7 @@ fn serve_http1<S, F, B>(
     at: Instant,
     peer: Peer,
     house: &House<S>,
+    seat: Seat,
 ) -> impl Future<Output = ()> + Send + use<S, F, B>
 where
     S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
@@ -243,16 +244,17 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let exchange = Arc::new(Exchange::new(house.drain.clone()));
+    let exchange = Arc::new(Exchange::new(house.drain.clone(), seat));
     let wire = Wire::new(socket, at, &house.limits, exchange.clone());
     let (shared, service) = (exchange.clone(), house.service.clone());
     let answering = service_fn(move |request| {
         let turn = exchange.begin();
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
-        let called = verdict.map(|()| service(request, peer));
+        // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
+        let called = verdict.map(|()| Box::pin(service(request, peer)));
         answer(called, turn, peer)
     });
-    let connection = house.http1.serve_connection(TokioIo::new(wire), answering);
+    let connection = Box::pin(house.http1.serve_connection(TokioIo::new(wire), answering).with_upgrades());
     async move {
         if let Err(error) = drive(connection, &shared).await {
             tracing::debug!(remote = ?peer.remote, %error, "a connection ended early");
@@ -261,7 +263,11 @@ where
 }
 
 /// Waits for the service's answer, or refuses the request.
-async fn answer<F, B>(called: Result<F, HeadFault>, turn: Turn, peer: Peer) -> Result<Response<Answer<B>>, Infallible>
+async fn answer<F, B>(
+    called: Result<Pin<Box<F>>, HeadFault>,
+    turn: Turn,
+    peer: Peer,
+) -> Result<Response<Answer<B>>, Infallible>
 where
     F: Future<Output = Response<B>>,
 {
@@ -278,11 +284,15 @@ where
         tokio::task::yield_now().await;
     }
     let drains = turn.exchange().drain().has_begun();
+    if matches!(&answered, Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS) {
+        turn.exchange().switch();
+    }
     let mut response = match answered {
         Ok(response) => response.map(|body| Answer::of(body, turn)),
         Err(fault) => Answer::refusal(fault, turn),
     };
-    if drains {
+    // An answer that says `close` as well would not switch.
+    if drains && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         answer::close(&mut response);
     }
     Ok(response)
@@ -290,14 +300,16 @@ where
 
 /// Runs a connection to its end, and has it end with the request that is being answered when draining begins. A
 /// connection that is between two requests then is closed by its [`Wire`].
-async fn drive<S, B>(connection: http1::Connection<TokioIo<Wire>, S>, exchange: &Exchange) -> hyper::Result<()>
+async fn drive<S, B>(
+    mut connection: Pin<Box<http1::UpgradeableConnection<TokioIo<Wire>, S>>>,
+    exchange: &Exchange,
+) -> hyper::Result<()>
 where
     S: HttpService<Incoming, ResBody = B>,
     S::Error: Into<BoxError>,
     B: Body + 'static,
     B::Error: Into<BoxError>,
 {
-    let mut connection = pin!(connection);
     let drain = exchange.drain();
     let mut wake = None;
     let mut told = false;

@@ -96,7 +96,7 @@ pub trait Store: Send + Sync {
     /// See [`crate::record::renew`].
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply>;
 
-    /// See [`crate::record::complete`]. A store too full for the body records the response without it.
+    /// See [`crate::record::complete`]. A store too full for the body records the response without it, and says so.
     fn complete<'a>(
         &'a self,
         claim: &'a Claim,
@@ -126,6 +126,7 @@ pub trait Store: Send + Sync {
     fn get<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Option<Record>>;
 
     /// Open records (claimed, unknown) from an index, never by scanning everything; oldest first within the index.
+    /// A cursor that no page ended with is a [`BadQuery`](StoreErrorKind::BadQuery).
     fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page>;
 
     /// Begins to watch a record, before the look that decides to wait.
@@ -219,11 +220,13 @@ pub enum StoreErrorKind {
     Unreadable,
     /// The store failed in a way after which it cannot be trusted (a commit that failed).
     Broken,
+    /// The store did not fail: it was asked with a cursor that it never gave out.
+    BadQuery,
 }
 
 impl StoreErrorKind {
-    /// Every kind.
-    pub const ALL: [StoreErrorKind; 5] = [
+    /// Every kind that is a failure of the store, and counted as one.
+    pub const FAILURES: [StoreErrorKind; 5] = [
         StoreErrorKind::Unreachable,
         StoreErrorKind::TimedOut,
         StoreErrorKind::Refused,
@@ -239,7 +242,13 @@ impl StoreErrorKind {
             StoreErrorKind::Refused => "refused",
             StoreErrorKind::Unreadable => "unreadable",
             StoreErrorKind::Broken => "broken",
+            StoreErrorKind::BadQuery => "bad-query",
         }
+    }
+
+    /// Whether the store failed, and not whoever asked it.
+    pub fn is_failure(self) -> bool {
+        self != StoreErrorKind::BadQuery
     }
 }
 

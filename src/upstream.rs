@@ -16,6 +16,8 @@ mod body;
 mod connect;
 mod connection;
 mod idle;
+mod switch;
+mod through;
 mod tls;
 mod wire;
 
@@ -25,6 +27,7 @@ mod tests;
 pub use body::{BodyError, BoxError, RequestBody, ResponseBody};
 pub use connect::ConnectError;
 pub use connection::{AmbiguousResponse, Connection, SendError};
+pub use switch::switched;
 pub use tls::TlsSetupError;
 
 use connect::Dialer;

@@ -32,7 +32,7 @@ pub(super) async fn metrics(State(state): State<AdminState>) -> impl IntoRespons
 
 /// The effective settings as TOML, secrets masked.
 pub(super) async fn config(State(state): State<AdminState>) -> impl IntoResponse {
-    text("application/toml", state.effective.to_string())
+    text("application/toml", state.settings.load().effective.to_string())
 }
 
 fn text(content_type: &'static str, body: String) -> impl IntoResponse {

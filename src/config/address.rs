@@ -5,12 +5,12 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use super::mistakes::{Wrong, wrong};
-use super::{Listen, Upstream};
+use super::{HttpProxy, Listen, Upstream};
 
 /// Parses a place where clients connect: an address, one with `http://` in front, or `unix:PATH`.
 pub(super) fn listen(text: &str) -> Result<Listen, Wrong> {
     if let Some(path) = text.strip_prefix("unix:") {
-        return unix(path);
+        return unix_socket(path);
     }
     match text.split_once("://") {
         Some(("http", rest)) => address(rest.trim_end_matches('/')).map(|address| Listen::Tcp { address, plain: true }),
@@ -22,10 +22,11 @@ pub(super) fn listen(text: &str) -> Result<Listen, Wrong> {
     }
 }
 
-/// The longest path of a Unix socket on the systems that this runs on, without the byte that ends it.
-const LONGEST_SOCKET_PATH: usize = 103;
+/// What the address of a Unix socket has room for.
+const LONGEST_SOCKET_PATH: usize = 107;
 
-fn unix(path: &str) -> Result<Listen, Wrong> {
+fn unix_socket(rest: &str) -> Result<Listen, Wrong> {
+    let path = rest.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(rest);
     let right = "write the path of a socket, such as \"unix:/run/onceproxy/proxy.sock\"";
     match path.len() {
         0 => Err(wrong("the path of the Unix socket is missing", right)),
@@ -67,6 +68,9 @@ pub(super) fn admin_listen(text: &str) -> Result<Option<SocketAddr>, Wrong> {
 /// URL back, since a password may stand in it by mistake.
 pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
     let example = "write http://HOST:PORT or https://HOST, such as \"https://api.example.com\"";
+    if let Some(path) = text.strip_prefix("unix:") {
+        return unix(path);
+    }
     let (tls, rest) = match text.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => (false, rest),
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (true, rest),
@@ -94,12 +98,53 @@ pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
     let (host, port) = host_and_port(authority).map_err(|()| wrong("the URL has no valid host and port", example))?;
     match port {
         Some(0) => Err(wrong("port 0 cannot be connected to", example)),
-        _ => Ok(Upstream { tls, host, port: port.unwrap_or(if tls { 443 } else { 80 }), ca_file: None }),
+        _ => Ok(Upstream { tls, host, port: port.unwrap_or(if tls { 443 } else { 80 }), ..Upstream::default() }),
+    }
+}
+
+/// Parses the rest of `unix:/path`, or of `unix:///path`, which other programs write.
+fn unix(rest: &str) -> Result<Upstream, Wrong> {
+    let path = rest.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(rest);
+    let right = "write unix: and an absolute path, such as \"unix:/run/app.sock\"";
+    if !path.starts_with('/') || path.ends_with('/') || path.bytes().any(|byte| byte.is_ascii_control()) {
+        return Err(wrong("this is not the path of a socket", right));
+    }
+    if path.len() > LONGEST_SOCKET_PATH {
+        return Err(wrong("the path is too long for a socket", format!("at most {LONGEST_SOCKET_PATH} bytes")));
+    }
+    // Those are what `Host` says when the client's is not kept.
+    Ok(Upstream { host: "localhost".to_owned(), port: 80, socket: Some(path.into()), ..Upstream::default() })
+}
+
+/// Parses the URL of an HTTP proxy. Its port has no default: programs differ in it.
+pub(super) fn http_proxy(text: &str) -> Result<HttpProxy, Wrong> {
+    let right = "write http://HOST:PORT, such as \"http://proxy.example:3128\"";
+    let rest = match text.split_once("://") {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest.strip_suffix('/').unwrap_or(rest),
+        _ => return Err(wrong("this is not a URL with http://", right)),
+    };
+    if rest.contains('@') {
+        return Err(wrong("a proxy that asks for a password is not supported", right));
+    }
+    match host_and_port(rest) {
+        Ok((host, Some(port))) if port > 0 => Ok(HttpProxy { host, port }),
+        _ => Err(wrong("the URL has no valid host and port", right)),
+    }
+}
+
+/// Parses the name in a certificate.
+pub(super) fn server_name(text: &str) -> Result<String, Wrong> {
+    match host_and_port(text) {
+        Ok((host, None)) => Ok(host),
+        _ => Err(wrong(format!("{text:?} cannot be the name in a certificate"), "write a DNS name or an IP address")),
     }
 }
 
 /// An upstream as it is written in a file.
 pub(super) fn print_upstream(upstream: &Upstream) -> String {
+    if let Some(path) = &upstream.socket {
+        return format!("unix:{}", path.display());
+    }
     format!("{}://{}", if upstream.tls { "https" } else { "http" }, upstream.authority())
 }
 

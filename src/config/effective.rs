@@ -16,7 +16,7 @@ use super::statuses::Verdict;
 use super::store::{Backend, StoreConfig};
 use super::store_url::{self, MASK};
 use super::values::{print_duration, print_size, word};
-use super::{Config, ForwardKey, Route};
+use super::{Config, ForwardKey, Route, Upstream};
 
 /// The effective settings as TOML. It loads again to the same settings, except that secrets are masked.
 pub fn effective(config: &Config) -> String {
@@ -89,7 +89,7 @@ fn route(page: &mut Page, route: &Route) {
     page.text("path", &route.path);
     page.value("strip_prefix", route.strip_prefix);
     page.text("upstream", print_upstream(&route.upstream));
-    page.path("ca_file", route.upstream.ca_file.as_deref());
+    upstream(page, &route.upstream);
     page.texts("methods", &route.methods);
     page.value("key", route.key.iter().map(print_key_source).collect::<Vec<_>>());
     page.value("key_required", route.key_required);
@@ -106,6 +106,9 @@ fn route(page: &mut Page, route: &Route) {
     }
     page.text("on_unknown", word(&ON_UNKNOWN, &route.on_unknown));
     times(page, route);
+    if let Some(most) = route.max_in_flight {
+        page.number("max_in_flight", most);
+    }
     page.size("max_request_body", route.max_request_body);
     page.size("max_response_body", route.max_response_body);
     page.text("on_store_error", word(&ON_STORE_ERROR, &route.on_store_error));
@@ -119,6 +122,18 @@ fn route(page: &mut Page, route: &Route) {
     page.text("forwarded", word(&FORWARDED, &route.forwarded));
     page.duration("connect_timeout", route.connect_timeout);
     page.duration("idle_timeout", route.idle_timeout);
+}
+
+fn upstream(page: &mut Page, upstream: &Upstream) {
+    if let Some(proxy) = &upstream.proxy {
+        page.text("upstream_proxy", format!("http://{}", proxy.authority()));
+    }
+    page.path("ca_file", upstream.ca_file.as_deref());
+    page.path("client_cert_file", upstream.client.as_ref().map(|(cert, _)| cert.as_path()));
+    page.path("client_key_file", upstream.client.as_ref().map(|(_, key)| key.as_path()));
+    if let Some(name) = &upstream.server_name {
+        page.text("server_name", name);
+    }
 }
 
 fn times(page: &mut Page, route: &Route) {

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::Method;
 
-use super::address::upstream;
+use super::address::{http_proxy, print_upstream, server_name, upstream};
 use super::mistakes::{Located, wrong};
 use super::presets::{Defaults, PRESETS, Preset, SENDERS, Sender};
 use super::sources::{forward_key, key_source, scope_part};
@@ -86,6 +86,7 @@ pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made 
         timeout: section.duration("timeout", MOMENT, defaults.timeout),
         abandon_after: section.duration("abandon_after", MOMENT, defaults.abandon_after),
         lease: section.text("lease", at_least(SHORTEST_LEASE)).map_or(Duration::from_secs(10), |located| located.value),
+        max_in_flight: section.read("max_in_flight", count(1, 10_000_000)).map(|located| located.value),
         max_request_body: section.size("max_request_body", 8 << 20),
         max_response_body: section.size("max_response_body", 1 << 20),
         on_store_error: section.word("on_store_error", &ON_STORE_ERROR, OnStoreError::Reject),
@@ -121,6 +122,9 @@ fn name(section: &mut Section<'_>, outer: Option<&Upstream>) -> Option<Arc<str>>
     given.map(|located| located.value.into())
 }
 
+/// Settings of a route that mean nothing without TLS.
+const TLS_ONLY: [&str; 4] = ["ca_file", "client_cert_file", "client_key_file", "server_name"];
+
 fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
     let given = section.text("upstream", upstream).map(|located| located.value).or_else(|| outer.cloned());
     if given.is_none() && !section.has("upstream") {
@@ -128,13 +132,17 @@ fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
     }
     let known = given.is_some();
     // Reported already where it is missing; the place holder never leaves this module's caller.
-    let mut target = given.unwrap_or_else(|| Upstream { tls: false, host: String::new(), port: 0, ca_file: None });
+    let mut target = given.unwrap_or_default();
     target.ca_file = section.path("ca_file");
-    if known && !target.tls && section.has("ca_file") {
-        section.mistake(
-            "ca_file",
-            wrong("the upstream is not reached by TLS", "take it out, or write https:// in `upstream`"),
-        );
+    target.client = section.client_certificate();
+    target.server_name = section.text("server_name", server_name).map(|located| located.value);
+    target.proxy = section.text("upstream_proxy", http_proxy).map(|located| located.value);
+    for key in TLS_ONLY.into_iter().filter(|key| known && !target.tls && section.has(key)) {
+        let what = wrong("the upstream is not reached by TLS", "take it out, or write https:// in `upstream`");
+        section.mistake(key, what);
+    }
+    if target.socket.is_some() && section.has("upstream_proxy") {
+        section.mistake("upstream_proxy", wrong("a proxy cannot connect to a socket of this host", "take it out"));
     }
     target
 }
@@ -172,9 +180,14 @@ fn scope(
         let mut scope = defaults.scope.clone();
         scope.extend(sender.map(Sender::scope).unwrap_or_default());
         // Two proxies started by hand in front of two upstreams may share a store: their keys are not the same.
-        scope.extend(outer.map(|upstream| ScopePart::Constant(upstream.authority())));
+        scope.extend(outer.map(|upstream| ScopePart::Constant(identity(upstream))));
         scope
     })
+}
+
+/// What tells an upstream from others on the same store. Socket files all have the same authority.
+fn identity(upstream: &Upstream) -> String {
+    if upstream.socket.is_some() { print_upstream(upstream) } else { upstream.authority() }
 }
 
 fn fingerprint(route: &mut Section<'_>, defaults: &Defaults) -> Fingerprint {

@@ -18,11 +18,11 @@ use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, risks, store_u
 
 /// The words of `log.level`.
 pub(super) const LEVELS: [(&str, LogLevel); 5] = [
-    ("error", LogLevel::Error),
-    ("warn", LogLevel::Warn),
-    ("info", LogLevel::Info),
-    ("debug", LogLevel::Debug),
-    ("trace", LogLevel::Trace),
+    (LogLevel::Error.as_str(), LogLevel::Error),
+    (LogLevel::Warn.as_str(), LogLevel::Warn),
+    (LogLevel::Info.as_str(), LogLevel::Info),
+    (LogLevel::Debug.as_str(), LogLevel::Debug),
+    (LogLevel::Trace.as_str(), LogLevel::Trace),
 ];
 
 /// The words of `log.format`.
@@ -257,19 +257,21 @@ pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
 pub(super) const DEFAULT_PREFIX: &str = "once";
 
 fn redis_tls(section: &mut Section<'_>) -> RedisTls {
-    let ca_file = section.path("ca_file");
-    let (cert, key) = (section.path("client_cert_file"), section.path("client_key_file"));
-    if section.has("client_cert_file") != section.has("client_key_file") {
-        let given = if section.has("client_cert_file") { "client_cert_file" } else { "client_key_file" };
-        section.mistake(
-            given,
-            wrong("a client certificate needs its key, and a key its certificate", "give both or none"),
-        );
-    }
-    RedisTls { ca_file, client: cert.zip(key) }
+    RedisTls { ca_file: section.path("ca_file"), client: section.client_certificate() }
 }
 
 impl Section<'_> {
+    /// The files of a client's certificate and its key, which come together.
+    pub(super) fn client_certificate(&mut self) -> Option<(PathBuf, PathBuf)> {
+        let (cert, key) = (self.path("client_cert_file"), self.path("client_key_file"));
+        if self.has("client_cert_file") != self.has("client_key_file") {
+            let given = if self.has("client_cert_file") { "client_cert_file" } else { "client_key_file" };
+            let what = wrong("a client certificate needs its key, and a key its certificate", "give both or none");
+            self.mistake(given, what);
+        }
+        cert.zip(key)
+    }
+
     /// The path of a file, from the folder in which the proxy is started.
     pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let given = self.text(key, |text| match text {

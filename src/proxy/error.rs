@@ -258,6 +258,16 @@ impl Problem {
         if resend { problem.same_key_after(Duration::from_secs(1)) } else { problem }
     }
 
+    /// The request went out without a claim: no record holds it, and a repeat may run it again.
+    pub fn unprotected(mut self) -> Problem {
+        self.detail =
+            "The store could not be asked, so the request was forwarded without protection, and then its outcome was \
+             lost. It may have been executed; no record keeps a repeat from executing it again."
+                .to_owned();
+        self.record = None;
+        self
+    }
+
     /// The caller's patience ended while the proxy still listens for the answer.
     pub fn still_listening(id: &RecordId) -> Problem {
         Problem::new(
@@ -293,7 +303,10 @@ impl Problem {
     pub fn not_retained(id: &RecordId, status: u16) -> Problem {
         Problem::new(
             Kind::ResponseNotRetained,
-            format!("The request was executed and answered with status {status}; its body was too large to be kept."),
+            format!(
+                "The request was executed and answered with status {status}; its body was not kept (it was too large, \
+                 or a stream, or the store was full)."
+            ),
         )
         .about(id)
         .with_original_status(Some(status))

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
+use http::header::{CONTENT_TYPE, HeaderMap};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode, Uri, response};
 use http_body::{Body as _, Frame};
@@ -14,13 +14,15 @@ use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{Body, Share};
+use super::body::{Body, Share, own};
 use super::claim::Chain;
 use super::error::Problem;
 use super::flights::{Conclusion, Seat};
 use super::headers::{self, CacheStatus};
 use super::lease::Lease;
 use super::route::Route;
+use crate::config::Verdict;
+use crate::metrics::RequestResult;
 use crate::record::{Reason, Response};
 use crate::upstream::{RequestBody, ResponseBody, SendError};
 
@@ -31,12 +33,10 @@ pub struct Outgoing {
     pub method: Method,
     /// The target in origin form.
     pub target: PathAndQuery,
-    /// All fields but the length.
+    /// All fields, the length of the body among them.
     pub fields: HeaderMap,
     /// The whole body.
     pub body: Bytes,
-    /// Whether the client gave a length, so that an empty body keeps its `Content-Length: 0`.
-    pub has_length: bool,
     /// What the bodies of this attempt take of the budget.
     pub share: Share,
 }
@@ -47,9 +47,6 @@ impl Outgoing {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = Uri::from(self.target.clone());
         *request.headers_mut() = self.fields.clone();
-        if self.has_length || !self.body.is_empty() {
-            request.headers_mut().insert(CONTENT_LENGTH, self.body.len().into());
-        }
         request
     }
 }
@@ -64,7 +61,7 @@ pub enum Delivery {
     /// The end of the attempt.
     Concluded(std::sync::Arc<Conclusion>),
     /// A response that flows while the attempt goes on.
-    Flowing(Box<http::Response<Body>>),
+    Flowing(Box<http::Response<Body>>, RequestResult),
     /// Another process's attempt is running: the caller is a duplicate after all, and waits like one.
     Elsewhere(Seat),
 }
@@ -226,10 +223,10 @@ async fn collect(
     while let Some(frame) = body.frame().await {
         match frame?.into_data() {
             Ok(data) => {
-                // The one piece that most bodies come in is not copied.
+                // The one piece that most bodies come in is not copied if it is large.
                 let fits = first.len() + rest.len() + data.len() <= limit && share.grow(data.len());
                 if first.is_empty() && rest.is_empty() {
-                    first = data;
+                    first = own(data);
                 } else {
                     if rest.is_empty() {
                         rest.extend_from_slice(&std::mem::take(&mut first));
@@ -257,7 +254,7 @@ async fn flow(
 ) -> Outcome {
     let kept = kept_head(route, head);
     let patience = lease.claim().abandon_after;
-    let mut relay = Relay::start(head, caller);
+    let mut relay = Relay::start(route, lease, head, caller);
     if !begun.is_empty() {
         relay.pass(Frame::data(begun), patience).await;
     }
@@ -282,14 +279,20 @@ async fn flow(
 struct Relay(Option<mpsc::Sender<Option<Frame<Bytes>>>>);
 
 impl Relay {
-    fn start(head: &response::Parts, caller: &mut Caller) -> Relay {
+    fn start(route: &Route, lease: &Lease, head: &response::Parts, caller: &mut Caller) -> Relay {
         // A few frames: enough to keep both sides busy, few enough to hold a fast upstream back.
         let (sender, receiver) = mpsc::channel(4);
         let mut response = http::Response::new(Body::relayed(receiver));
         *response.status_mut() = head.status;
         *response.headers_mut() = headers::from_upstream(head, true);
-        headers::add_cache_status(response.headers_mut(), &CacheStatus::Missed(Some("response-not-retained")));
-        let there = caller.deliver(Delivery::Flowing(Box::new(response)));
+        let (status, result) = match route.config.statuses.verdict(head.status.as_u16()) {
+            _ if !lease.is_protected() => (CacheStatus::Bypass("store-error"), RequestResult::Unprotected),
+            Verdict::Record => (CacheStatus::Missed(Some("response-not-retained")), RequestResult::Executed),
+            Verdict::Release => (CacheStatus::Missed(None), RequestResult::Released),
+            Verdict::Unknown => (CacheStatus::Missed(Some("outcome-unknown")), RequestResult::Unknown),
+        };
+        headers::add_cache_status(response.headers_mut(), &status);
+        let there = caller.deliver(Delivery::Flowing(Box::new(response), result));
         Relay(there.then_some(sender))
     }
 

@@ -4,8 +4,10 @@
 //! removed in place, so that their order survives.
 
 use std::net::IpAddr;
+use std::ops::Range;
 use std::time::Duration;
 
+use bytes::Bytes;
 use http::header::{
     AGE, CONNECTION, CONTENT_LENGTH, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
     PROXY_AUTHENTICATE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
@@ -139,13 +141,20 @@ pub struct Peer {
     pub tls: bool,
 }
 
+impl Peer {
+    fn proto(self) -> &'static str {
+        if self.tls { "https" } else { "http" }
+    }
+}
+
 /// The fields of the request as the upstream gets them, all but its framing.
 ///
 /// `key` is the key if the request is protected, and whether it is to be forwarded in the quoted form.
 pub fn to_upstream(route: &Route, head: &request::Parts, peer: Peer, key: Option<(&Key, bool)>) -> HeaderMap {
     let named = named_by_connection(&head.headers);
     let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
-    let mut fields = HeaderMap::with_capacity(head.headers.len() + 4);
+    // Host, length, Via and what is forwarded come in addition.
+    let mut fields = HeaderMap::with_capacity(head.headers.len() + 7);
     fields.append(HOST, host(route, head));
     for (name, value) in &head.headers {
         let taken_off = is_hop_by_hop(name, &named)
@@ -166,7 +175,7 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: Peer, key: Option
         fields.insert(name, key.to_header_value(quoted));
     }
     if route.forwarded == Forwarded::Append {
-        append_forwarded(&mut fields, head, peer);
+        append_forwarded(&mut fields, head, peer, &named);
     }
     add_via(&mut fields, head.version);
     fields
@@ -174,10 +183,15 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: Peer, key: Option
 
 /// Puts the key into the form of the first time, where a resend would otherwise show another one.
 pub fn keep_key_form(route: &Route, fields: &mut HeaderMap, key: &Key, quoted: bool) {
-    if route.forward_key != ForwardKey::Same || key.is_quoted() == quoted {
+    if key.is_quoted() == quoted {
         return;
     }
-    if let Some(name) = key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)) {
+    let name = match &route.forward_key {
+        ForwardKey::Same => key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)),
+        ForwardKey::Renamed(name) => Some(name),
+        ForwardKey::None => None,
+    };
+    if let Some(name) = name {
         fields.insert(name, key.to_header_value(quoted));
     }
 }
@@ -204,14 +218,18 @@ fn host(route: &Route, head: &request::Parts) -> HeaderValue {
     host.unwrap_or_else(|| HeaderValue::from_static(""))
 }
 
-fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: Peer) {
+fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: Peer, named: &[HeaderName]) {
     let host = head.headers.get(HOST);
-    // A client on a Unix socket has no address. Left out, it would pass for the one before it.
-    let node = peer.ip.map_or_else(|| "unknown".to_owned(), |ip| ip.to_string());
-    append_list(fields, &head.headers, X_FORWARDED_FOR, &node);
-    let proto = if peer.tls { "https" } else { "http" };
+    // What `Connection` names was meant for this hop and goes no further.
+    let received = |name: &HeaderName| {
+        let meant_for_all = !named.contains(name);
+        head.headers.get_all(name).into_iter().filter(move |_| meant_for_all)
+    };
+    let proto = peer.proto();
+    let (element, node) = forwarded_element(peer, host);
+    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, element.slice(node));
     for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
-        for value in head.headers.get_all(&name) {
+        for value in received(&name) {
             fields.append(&name, value.clone());
         }
     }
@@ -221,30 +239,61 @@ fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: Peer) {
     if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
         fields.append(X_FORWARDED_HOST, host.clone());
     }
-    // RFC 7239 section 6: an IPv6 address is bracketed and, having colons, quoted.
-    let node = if node.contains(':') { format!("\"[{node}]\"") } else { node };
-    let mut element = format!("for={node};proto={proto}");
-    if let Some(host) = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\'])) {
-        element.push_str(&format!(";host=\"{host}\""));
+    append_list(fields, received(&FORWARDED), FORWARDED, element);
+}
+
+/// What `Forwarded` says of this hop (RFC 7239 section 4), and where in it the address stands: it is written once, and
+/// `X-Forwarded-For` shares it.
+fn forwarded_element(peer: Peer, host: Option<&HeaderValue>) -> (Bytes, Range<usize>) {
+    let host = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\']));
+    let mut text = String::with_capacity(80 + host.map_or(0, str::len));
+    // Section 6: an IPv6 address is bracketed and, having colons, quoted.
+    let is_ipv6 = peer.ip.is_some_and(|ip| ip.is_ipv6());
+    let (open, close) = if is_ipv6 { ("for=\"[", "]\"") } else { ("for=", "") };
+    text.push_str(open);
+    match peer.ip {
+        Some(ip) => text.push_str(&ip.to_string()),
+        // A client on a Unix socket has no address. Left out, it would pass for the one before it.
+        None => text.push_str("unknown"),
     }
-    append_list(fields, &head.headers, FORWARDED, &element);
+    let address = open.len()..text.len();
+    for part in [close, ";proto=", peer.proto()] {
+        text.push_str(part);
+    }
+    if let Some(host) = host {
+        for part in [";host=\"", host, "\""] {
+            text.push_str(part);
+        }
+    }
+    (text.into(), address)
 }
 
 /// One line with what was received, if anything, and this element at its end.
-fn append_list(fields: &mut HeaderMap, received: &HeaderMap, name: HeaderName, element: &str) {
-    let mut line = Vec::new();
-    for value in received.get_all(&name) {
-        line.extend_from_slice(value.as_bytes());
-        line.extend_from_slice(b", ");
-    }
-    line.extend_from_slice(element.as_bytes());
-    if let Ok(value) = HeaderValue::from_bytes(&line) {
+fn append_list<'a>(
+    fields: &mut HeaderMap,
+    received: impl Iterator<Item = &'a HeaderValue>,
+    name: HeaderName,
+    element: Bytes,
+) {
+    let mut before = received.peekable();
+    let line = if before.peek().is_none() {
+        element
+    } else {
+        let mut line = Vec::new();
+        for value in before {
+            line.extend_from_slice(value.as_bytes());
+            line.extend_from_slice(b", ");
+        }
+        line.extend_from_slice(&element);
+        line.into()
+    };
+    if let Ok(value) = HeaderValue::from_maybe_shared(line) {
         fields.append(name, value);
     }
 }
 
-/// The upstream's fields as the first caller gets them: without those of the hop, and with a `Date` (RFC 9110 section
-/// 6.6.1 lets a recipient add one), so that a replay can show the same.
+/// The upstream's fields as the first caller gets them: without those of the hop, with a `Date` (RFC 9110 section 6.6.1
+/// lets a recipient add one) and this hop's `Via`, so that a replay can show the same.
 ///
 /// `Content-Length` stays only where `keep_length` says that the body does not give it.
 pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
@@ -259,7 +308,16 @@ pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
         let now = httpdate::fmt_http_date(std::time::SystemTime::now());
         fields.append(DATE, HeaderValue::from_str(&now).expect("an HTTP date is visible ASCII"));
     }
+    add_via(&mut fields, head.version);
     fields
+}
+
+/// Announces trailers, which are sent only if the field `Trailer` names them (RFC 9110 section 6.6.2).
+pub fn announce_trailers(fields: &mut HeaderMap, trailers: &HeaderMap) {
+    let names: Vec<&str> = trailers.keys().map(HeaderName::as_str).collect();
+    if let (false, Ok(value)) = (names.is_empty(), HeaderValue::from_str(&names.join(", "))) {
+        fields.insert(TRAILER, value);
+    }
 }
 
 fn is_recorded(route: &Route, name: &HeaderName) -> bool {
@@ -273,7 +331,7 @@ pub fn recorded(
     status: u16,
     fields: &HeaderMap,
     trailers: Option<&HeaderMap>,
-    body: Option<bytes::Bytes>,
+    body: Option<Bytes>,
 ) -> Response {
     fn lines<'a>(route: &'a Route, fields: &'a HeaderMap) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         fields

@@ -103,7 +103,10 @@ impl Running {
         let mut counts = Counts::default();
         let mut from = None;
         loop {
-            (from, _) = tables.batch(&mut counts, |batch| batch.orphan(from.as_ref(), ORPHAN_SLICE, clock.now()))?;
+            let orphaned = tables.batch(&mut counts, |batch| batch.orphan(from.as_ref(), ORPHAN_SLICE, clock.now()));
+            let (next, changes) = orphaned?;
+            tell.of(&changes);
+            from = next;
             if from.is_none() {
                 break;
             }

@@ -102,11 +102,16 @@ struct Source {
 
 impl ResponseBody {
     pub(super) fn new(incoming: Incoming, link: Link, pool: Arc<IdleList>) -> ResponseBody {
-        let mut body = ResponseBody { incoming, source: Some(Source { link, pool }) };
+        let mut body = ResponseBody::switching(incoming, link, pool);
         if body.incoming.is_end_stream() {
             body.give_back();
         }
         body
+    }
+
+    /// The body of a `101`, which ends at once: the connection stays with it until it is taken over or dropped.
+    pub(super) fn switching(incoming: Incoming, link: Link, pool: Arc<IdleList>) -> ResponseBody {
+        ResponseBody { incoming, source: Some(Source { link, pool }) }
     }
 
     /// Gives the connection back if it can take another request, and closes it if not: the upstream wants to close

@@ -155,7 +155,11 @@ fn receive(
     if has_body(method, head.status) {
         check_framing(&mut head.headers).map_err(|source| SendError::MayHaveRun { source: source.into() })?;
     }
-    Ok(Response::from_parts(head, ResponseBody::new(incoming, link, shared.idle.clone())))
+    let body = match head.status {
+        StatusCode::SWITCHING_PROTOCOLS => ResponseBody::switching(incoming, link, shared.idle.clone()),
+        _ => ResponseBody::new(incoming, link, shared.idle.clone()),
+    };
+    Ok(Response::from_parts(head, body))
 }
 
 fn has_body(method: &Method, status: StatusCode) -> bool {

@@ -1,11 +1,11 @@
 //! The commands for operators: the real binary against a real admin listener over a memory store.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::process::Output;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use onceproxy::admin::{self, AdminState};
 use onceproxy::config::store::{Backend, StoreConfig};
 use onceproxy::metrics::Metrics;
@@ -40,10 +40,12 @@ async fn operated() -> Operated {
         store: Arc::clone(&opened.store),
         metrics,
         ready: ready.clone(),
-        effective: "".into(),
-        token: Some(SECRET.into()),
+        settings: Arc::new(ArcSwap::from_pointee(admin::Settings {
+            token: Some(SECRET.into()),
+            ..admin::Settings::default()
+        })),
+        level: None,
         loopback: true,
-        retention: Arc::new(HashMap::new()),
     };
     tokio::spawn(admin::serve(listener, admin::router(state), Signal::new()));
     Operated { address, store: opened.store, ready }

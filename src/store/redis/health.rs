@@ -96,7 +96,7 @@ impl Health {
 /// Refuses a claim on a server that might forget it; looks at the server first if nobody has yet.
 pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) -> Result<(), StoreError> {
     if **shared.health.standing.load() == Standing::Unchecked {
-        check(shared, link, limits).await?;
+        Box::pin(check(shared, link, limits)).await?;
     }
     match &**shared.health.standing.load() {
         Standing::Unfit(reason) => Err(StoreError::new(StoreErrorKind::Refused, false, reason.clone())),

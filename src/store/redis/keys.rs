@@ -45,7 +45,12 @@ impl Keys {
 
     /// The index of open records of a shard.
     pub(super) fn open_of(&self, shard: u16) -> String {
-        format!("{}:{{{shard:02x}}}:open", self.prefix)
+        let mut key = String::with_capacity(self.prefix.len() + 16);
+        key.push_str(&self.prefix);
+        key.push_str(":{");
+        push_hex(&mut key, &[shard.to_be_bytes()[1]]);
+        key.push_str("}:open");
+        key
     }
 
     /// What stops this token from being granted again.
@@ -74,12 +79,23 @@ impl Keys {
     }
 }
 
+/// The name of a record as a member of the index.
+pub(super) fn member(id: &RecordId) -> String {
+    let mut member = String::with_capacity(id.route().len() + 33);
+    member.push_str(id.route());
+    member.push(':');
+    push_hex(&mut member, id.hash());
+    member
+}
+
+/// Adds at most 16 bytes.
 fn push_hex(out: &mut String, bytes: &[u8]) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    for byte in bytes {
-        out.push(char::from(DIGITS[usize::from(byte >> 4)]));
-        out.push(char::from(DIGITS[usize::from(byte & 15)]));
+    let mut text = [0; 32];
+    for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
+        pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
     }
+    out.push_str(std::str::from_utf8(&text[..bytes.len() * 2]).expect("hex digits are ASCII"));
 }
 
 #[cfg(test)]
@@ -99,5 +115,6 @@ mod tests {
                 "once:{3f}:t:3fa90000000000000000000000000001:abababababababababababababababab",
             ]
         );
+        assert_eq!(member(&id), id.to_string());
     }
 }

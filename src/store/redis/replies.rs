@@ -1,7 +1,8 @@
 //! What the scripts answer, as the replies of the contract.
 //!
-//! A script answers with a list: a word, then numbers and sometimes a stored value. Anything else is a fault of this
-//! program, never a guess.
+//! A script answers with a list: a word, then numbers and sometimes a stored value. The two answers of nearly every first
+//! execution are one word without a list, which costs both sides least. Anything else is a fault of this program, never
+//! a guess.
 
 use std::time::Duration;
 
@@ -20,7 +21,11 @@ pub(super) struct Reply(std::vec::IntoIter<Value>);
 impl Reply {
     /// The answer's word and the rest of it.
     pub(super) fn open(value: Value) -> Result<(String, Reply), StoreError> {
-        let Value::Array(parts) = value else { return Err(not_understood(&value)) };
+        let parts = match value {
+            Value::Array(parts) => parts,
+            Value::SimpleString(word) => return Ok((word, Reply(Vec::new().into_iter()))),
+            other => return Err(not_understood(&other)),
+        };
         let mut reply = Reply(parts.into_iter());
         let word = reply.bytes()?;
         String::from_utf8(word).map(|word| (word, reply)).map_err(|e| not_understood("a word").because(e))
@@ -134,6 +139,7 @@ impl Claimed {
                 };
                 (ClaimReply::Granted { attempts, taken_over }, reply.flag()?)
             }
+            "fresh" => (ClaimReply::Granted { attempts: 1, taken_over: None }, false),
             "reused" => (ClaimReply::Reused, false),
             "lost" => (ClaimReply::Lost, false),
             found => match Found::read(found, &mut reply)? {

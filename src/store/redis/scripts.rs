@@ -1,12 +1,13 @@
 //! The Lua scripts: put together from their parts once, and called by their hash.
 //!
-//! Each operation is one script. `clock.lua`, `head.lua` and `record.lua` come first in all of them; what a script leaves to the
-//! caller is in the comment at its head. All but the claim may run on a server that is full (`allow-oom`): a claim that
+//! Each operation is one script. `clock.lua`, `head.lua` and `record.lua` come first in all of them, and what nearly
+//! every claim and completion is stands before `record.lua`; what a script leaves to the caller is in the comment at its
+//! head. All but the claim may run on a server that is full (`allow-oom`): a claim that
 //! is refused loses nothing, a completion that is refused loses an answer.
 
 use redis::Cmd;
 
-use crate::record::TOMBSTONE_TTL;
+use crate::record::{Fingerprint, TOMBSTONE_TTL};
 
 const CLOCK: &str = include_str!("clock.lua");
 
@@ -56,15 +57,15 @@ impl Scripts {
         let record = format!("local TOMBSTONE_TTL = {}\n{}", TOMBSTONE_TTL.as_millis(), include_str!("record.lua"));
         let strict = |parts: &[&str]| Script::new(&[&[clock, HEAD, &record], parts].concat());
         let allowed = |parts: &[&str]| Script::new(&[&[ALLOW_OOM, clock, HEAD, &record], parts].concat());
-        let complete = [FOUND, include_str!("complete.lua")];
+        let complete = [clock, HEAD, include_str!("owned.lua"), &record, FOUND, include_str!("complete.lua")].concat();
         let doubt = [include_str!("doubt.lua")];
         let resolve = [include_str!("resolve.lua")];
         Scripts {
             claim: Script::new(&[clock, HEAD, include_str!("fresh.lua"), &record, FOUND, include_str!("claim.lua")]),
             look: allowed(&[FOUND, include_str!("look.lua")]),
             renew: allowed(&[include_str!("renew.lua")]),
-            complete: allowed(&complete),
-            complete_if_room: strict(&complete),
+            complete: Script::new(&[ALLOW_OOM, &complete]),
+            complete_if_room: Script::new(&[&complete]),
             release: allowed(&[include_str!("release.lua")]),
             doubt: allowed(&doubt),
             doubt_if_room: strict(&doubt),
@@ -87,6 +88,7 @@ pub(super) struct Call<'a> {
 enum Arg<'a> {
     Borrowed(&'a [u8]),
     Made(Vec<u8>),
+    Fingerprint([u8; 36]),
     Number(u64),
 }
 
@@ -114,6 +116,15 @@ impl<'a> Call<'a> {
         self
     }
 
+    /// Adds a fingerprint in its stored form: policy, then digest.
+    pub(super) fn fingerprint(mut self, fingerprint: &Fingerprint) -> Call<'a> {
+        let mut bytes = [0; 36];
+        bytes[..4].copy_from_slice(&fingerprint.policy);
+        bytes[4..].copy_from_slice(&fingerprint.digest);
+        self.args.push(Arg::Fingerprint(bytes));
+        self
+    }
+
     /// The command that names the script by its hash.
     pub(super) fn by_hash(&self) -> Cmd {
         self.command("EVALSHA", &self.script.hash)
@@ -130,6 +141,7 @@ impl<'a> Call<'a> {
         let size = |arg: &Arg<'_>| match arg {
             Arg::Borrowed(bytes) => bytes.len(),
             Arg::Made(bytes) => bytes.len(),
+            Arg::Fingerprint(bytes) => bytes.len(),
             Arg::Number(_) => 20,
         };
         let keys: usize = self.keys.iter().map(String::len).sum();
@@ -140,6 +152,7 @@ impl<'a> Call<'a> {
             match arg {
                 Arg::Borrowed(bytes) => command.arg(bytes),
                 Arg::Made(bytes) => command.arg(bytes),
+                Arg::Fingerprint(bytes) => command.arg(&bytes[..]),
                 Arg::Number(number) => command.arg(number),
             };
         }

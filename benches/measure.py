@@ -1,0 +1,104 @@
+"""What is measured, and how: load by wrk, processor time from /proc, commands from Redis's own statistics."""
+
+import dataclasses
+import itertools
+import json
+import pathlib
+import re
+import socket
+import statistics
+import subprocess
+
+HERE = pathlib.Path(__file__).parent
+_words = itertools.count()
+
+
+@dataclasses.dataclass
+class Load:
+    """One run of one load against one server."""
+
+    rate: float
+    p50: float
+    p99: float
+    processor: float  # microseconds of the server per request
+    requests: int
+
+
+def load(server, keys, seconds, connections=64, path="/", threads=2, word=None):
+    """Loads a server for a while. Any answer that is not a success is a fault of the benchmark."""
+    word = word or f"run{next(_words)}"
+    before = server.processor_seconds()
+    command = ["wrk", f"-t{min(threads, connections)}", f"-c{connections}", f"-d{seconds}", "--timeout", "30s"]
+    command += ["-s", str(HERE / "load.lua"), server.url + path, "--", keys, word]
+    done = subprocess.run(command, capture_output=True, text=True)
+    spent = server.processor_seconds() - before
+    result = re.search(r"^RESULT (.*)$", done.stdout, re.M)
+    if not result:
+        raise RuntimeError(f"wrk against {server.name}: {done.stdout}{done.stderr}")
+    seen = json.loads(result[1])
+    if seen["failed"] or seen["statuses"] or not seen["requests"]:
+        raise RuntimeError(f"wrk against {server.name}, {keys} keys: {seen}")
+    rate, requests = seen["requests"] / seen["seconds"], seen["requests"]
+    return Load(rate, seen["p50"], seen["p99"], spent * 1e6 / requests, requests)
+
+
+class Redis:
+    """A connection to a Redis server, just enough of the protocol to ask for what it counted."""
+
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port))
+        self.reader = self.socket.makefile("rb")
+
+    def ask(self, *words):
+        parts = [word.encode() for word in words]
+        lines = b"".join(b"$%d\r\n%s\r\n" % (len(part), part) for part in parts)
+        self.socket.sendall(b"*%d\r\n%s" % (len(parts), lines))
+        return self.reply()
+
+    def reply(self):
+        line = self.reader.readline().rstrip(b"\r\n")
+        kind, rest = line[:1], line[1:]
+        if kind == b"-":
+            raise RuntimeError(rest.decode())
+        if kind == b"$":
+            return self.reader.read(int(rest) + 2)[:-2].decode() if int(rest) >= 0 else None
+        return rest.decode()
+
+    def commands(self):
+        """How often each command has run, those inside scripts included."""
+        text = self.ask("INFO", "commandstats")
+        return {name: int(calls) for name, calls in re.findall(r"^cmdstat_([^:]+):calls=(\d+)", text, re.M)}
+
+    def close(self):
+        self.reader.close()
+        self.socket.close()
+
+
+class Trips:
+    """Counts round trips about records, as the server's MONITOR shows them; commands inside scripts are none."""
+
+    def __init__(self, port, prefix="once"):
+        self.monitor, self.other = Redis(port), Redis(port)
+        self.pattern = re.compile(rf'"{prefix}:\{{[0-9a-f]{{2}}\}}:r:'.encode())
+        self.monitor.ask("MONITOR")
+
+    def count(self):
+        """Those since the last call. Whatever was answered before this call is in it."""
+        marker = f"marker{next(_words)}"
+        self.other.ask("ECHO", marker)
+        trips = 0
+        for line in self.monitor.reader:
+            if marker.encode() in line:
+                return trips
+            trips += bool(b" lua]" not in line and self.pattern.search(line))
+        raise RuntimeError("Redis went away")
+
+    def close(self):
+        self.monitor.close()
+        self.other.close()
+
+
+def middle(values):
+    """Median, lowest and highest."""
+    values = list(values)
+    return statistics.median(values), min(values), max(values)
