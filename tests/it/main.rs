@@ -42,6 +42,7 @@ mod webhooks;
 
 mod answers;
 mod hops;
+mod listening;
 mod problems;
 mod raw_bytes;
 mod secrets;
