@@ -27,6 +27,7 @@ mod keeping;
 mod replay;
 mod streams;
 
+mod http2_upstream;
 mod store_faults;
 mod upgrades;
 mod upstream_faults;
