@@ -17,6 +17,7 @@ pub mod statuses;
 pub mod store;
 
 mod address;
+mod changes;
 mod effective;
 mod load;
 mod mistakes;
@@ -32,6 +33,7 @@ mod values;
 #[cfg(test)]
 mod tests;
 
+pub use changes::{Changed, Content, change};
 pub use effective::effective;
 pub use load::{Environment, Flags, Loaded, Sources, load};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
@@ -108,6 +110,22 @@ pub enum LogLevel {
     Trace,
 }
 
+impl LogLevel {
+    /// Every level, most severe first.
+    pub const ALL: [LogLevel; 5] = [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace];
+
+    /// The word in settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+            LogLevel::Trace => "trace",
+        }
+    }
+}
+
 /// How a log line looks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LogFormat {
@@ -169,6 +187,9 @@ pub struct Route {
     pub abandon_after: Duration,
     /// How long a claim is believed alive; renewed every third of it. Default 10 s.
     pub lease: Duration,
+    /// Attempts and plain requests of this route that are being forwarded; `None` leaves it to `limits.in_flight`, the
+    /// default. Over it: 503 `overloaded`.
+    pub max_in_flight: Option<usize>,
     /// The largest body of a keyed request, in bytes. Over it: 413. Default 8 MiB.
     pub max_request_body: usize,
     /// The largest response body that is kept, in bytes; larger ones pass on whole. Default 1 MiB.

@@ -8,6 +8,8 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
+use http::header::CONTENT_LENGTH;
 use http::{Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
@@ -87,12 +89,23 @@ impl Shared {
             cut_off: Signal::new(),
         }
     }
+
+    /// Changes the budgets' sizes. What is taken already stays taken.
+    fn set_limits(&self, limits: &Limits) {
+        self.in_flight.set_limit(limits.in_flight);
+        self.waiting.set_limit(limits.waiting);
+        self.buffered.set_limit(limits.buffered);
+    }
 }
 
-/// The proxy of one core.
+/// The proxy of one core. Clones are the same proxy.
+///
+/// Its settings can be replaced while it serves ([`reload`]): a request takes one look at them and keeps what it saw, so
+/// that a running attempt ends under the settings it began with.
 #[derive(Clone)]
-pub struct Proxy(Arc<Core>);
+pub struct Proxy(Arc<ArcSwap<Core>>);
 
+/// One state of the settings, with what it needs on this core.
 struct Core {
     routes: Routes,
     /// How fingerprints are made, by the route's index.
@@ -105,19 +118,85 @@ struct Core {
     log_requests: bool,
 }
 
+/// A route's upstream cannot be prepared: the name of the route, and what is wrong.
+pub type UnusableRoute = (String, TlsSetupError);
+
+/// Replaces the settings of the proxies of all cores: of all, or on an error of none.
+///
+/// A route whose upstream stays the same keeps its connections, unless it has certificates of its own to trust, which
+/// are read anew. What the cores share keeps its counts under the new limits.
+///
+/// # Errors
+/// The name of a route, if the certificates for its `https` upstream cannot be read.
+pub fn reload(cores: &[Proxy], config: &Config) -> Result<(), UnusableRoute> {
+    let mut next: Vec<Arc<Core>> = Vec::with_capacity(cores.len());
+    for Proxy(core) in cores {
+        let running = core.load_full();
+        let made = match next.first() {
+            None => running.with(config)?,
+            Some(first) => first.for_another_core(running.store.clone(), Some(&running.routes)),
+        };
+        next.push(Arc::new(made));
+    }
+    if let Some(first) = next.first() {
+        first.shared.set_limits(&config.limits);
+        first.routes.set_limits();
+    }
+    for (Proxy(core), next) in cores.iter().zip(next) {
+        core.store(next);
+    }
+    Ok(())
+}
+
 impl Proxy {
     /// The proxy of the first core, with this handle on the store.
     ///
     /// # Errors
     /// The name of a route, if the certificates for its `https` upstream cannot be read.
-    pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, (String, TlsSetupError)> {
-        let routes = config.routes.iter().enumerate().map(|(index, route)| {
-            let metrics = shared.metrics.route(&route.name);
-            let pool = Pool::new(&route.upstream, route.connect_timeout, route.idle_timeout, &metrics)
-                .map_err(|error| (route.name.to_string(), error))?;
-            Ok(Arc::new(Route { pool, index, config: route.clone(), metrics }))
+    pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, UnusableRoute> {
+        Core::new(config, shared, store, None).map(Proxy::of)
+    }
+
+    /// The proxy of a further core: with connections of its own, and its own handle on the store.
+    pub fn for_another_core(&self) -> Proxy {
+        let core = self.0.load_full();
+        Proxy::of(core.for_another_core(core.store.for_core(), None))
+    }
+
+    fn of(core: Core) -> Proxy {
+        Proxy(Arc::new(ArcSwap::from_pointee(core)))
+    }
+
+    /// Answers one request, under the settings as they are now.
+    pub fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> impl Future<Output = Response<Body>> + use<> {
+        // Not a mere borrow: few of those are free of locks at a time, and this one lasts as long as the request.
+        self.0.load_full().handle(request, peer)
+    }
+}
+
+impl Core {
+    fn new(
+        config: &Config,
+        shared: &Shared,
+        store: Arc<dyn Store>,
+        running: Option<&Routes>,
+    ) -> Result<Core, UnusableRoute> {
+        let routes = config.routes.iter().enumerate().map(|(index, config)| {
+            let metrics = shared.metrics.route(&config.name);
+            let running = running.and_then(|routes| routes.named(&config.name));
+            let pool = match running.and_then(|route| route.reusable_pool(config)) {
+                Some(pool) => pool,
+                None => Pool::new(&config.upstream, config.connect_timeout, config.idle_timeout, &metrics)
+                    .map_err(|error| (config.name.to_string(), error))?,
+            };
+            // Of the same name, so that what runs goes on counting. Its size is set once all is well.
+            let in_flight = match running {
+                Some(route) => route.in_flight.clone(),
+                None => Budget::new(config.max_in_flight.unwrap_or(usize::MAX)),
+            };
+            Ok(Arc::new(Route { pool, index, config: config.clone(), in_flight, metrics }))
         });
-        Ok(Proxy(Arc::new(Core {
+        Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
             policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
             store,
@@ -125,38 +204,42 @@ impl Proxy {
             body_timeout: config.limits.body_timeout,
             idle_timeout: config.limits.idle_timeout,
             log_requests: config.log.requests,
-        })))
+        })
     }
 
-    /// The proxy of a further core: with connections of its own, and its own handle on the store.
-    pub fn for_another_core(&self) -> Proxy {
-        Proxy(Arc::new(Core {
-            routes: self.0.routes.for_another_core(),
-            policies: self.0.policies.clone(),
-            store: self.0.store.for_core(),
-            shared: self.0.shared.clone(),
-            body_timeout: self.0.body_timeout,
-            idle_timeout: self.0.idle_timeout,
-            log_requests: self.0.log_requests,
-        }))
+    /// This core under other settings.
+    fn with(&self, config: &Config) -> Result<Core, UnusableRoute> {
+        Core::new(config, &self.shared, self.store.clone(), Some(&self.routes))
     }
 
-    /// Answers one request.
-    pub async fn handle(self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    /// The same settings on another core, which keeps what it can of the routes that it runs.
+    fn for_another_core(&self, store: Arc<dyn Store>, running: Option<&Routes>) -> Core {
+        Core {
+            routes: self.routes.for_another_core(running),
+            policies: self.policies.clone(),
+            store,
+            shared: self.shared.clone(),
+            body_timeout: self.body_timeout,
+            idle_timeout: self.idle_timeout,
+            log_requests: self.log_requests,
+        }
+    }
+
+    async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
         let started = Instant::now();
         let (mut head, body) = request.into_parts();
-        let route = match self.0.routes.find(&head) {
+        let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
                 body::discard(&head, body);
-                self.0.shared.metrics.no_route();
+                self.shared.metrics.no_route();
                 return problem.into_response();
             }
         };
         let answer = self.steps(&route, &mut head, body, peer).await.unwrap_or_else(Answer::problem);
         let took = started.elapsed();
         route.metrics.answered(answer.result, took);
-        if self.0.log_requests {
+        if self.log_requests {
             tracing::info!(
                 route = %route.config.name,
                 record = answer.record.as_ref().map(tracing::field::display),
@@ -187,8 +270,8 @@ impl Proxy {
             }
         };
         let max = route.config.max_request_body;
-        let body = body::read(head, body, max, self.0.body_timeout, &self.0.shared.buffered).await?;
-        let fingerprint = self.0.policies[route.index]
+        let body = body::read(head, body, max, self.body_timeout, &self.shared.buffered).await?;
+        let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
         let key = match found {
@@ -205,7 +288,7 @@ impl Proxy {
             return Err(key_with_upgrade());
         }
         let identity = key::identify(&route.config, head, &key);
-        let id = self.0.log_requests.then(|| identity.id.clone());
+        let id = self.log_requests.then(|| identity.id.clone());
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
         let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity };
         let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
@@ -215,7 +298,7 @@ impl Proxy {
     /// Leads a flight for the key, or joins the one that is on.
     async fn keyed(&self, mut keyed: Keyed<'_>) -> Result<Answer, Problem> {
         loop {
-            let seat = match self.0.shared.flights.enter(&keyed.identity.id, &keyed.fingerprint) {
+            let seat = match self.shared.flights.enter(&keyed.identity.id, &keyed.fingerprint) {
                 Turn::Lead(lead) => return self.lead(keyed, lead).await,
                 Turn::Join(seat) => seat,
             };
@@ -226,7 +309,7 @@ impl Proxy {
                 Joined::AskStore(false) => {}
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
-                    let conclusion = claim::ask(route, &self.0.store, &identity.id, fingerprint).await;
+                    let conclusion = claim::ask(route, &self.store, &identity.id, fingerprint).await;
                     return Ok(keyed.first(Arc::new(conclusion)));
                 }
                 joined => return Ok(keyed.joined(joined)),
@@ -236,17 +319,23 @@ impl Proxy {
 
     /// Runs the attempt as a counted task, and listens to it.
     async fn lead(&self, mut keyed: Keyed<'_>, lead: Lead) -> Result<Answer, Problem> {
-        let (Some(in_flight), Some(body)) = (self.in_flight(keyed.route), keyed.body.take()) else {
-            return Ok(self.without_room(&keyed, lead).await);
+        let (in_flight, body) = match (self.in_flight(keyed.route), keyed.body.take()) {
+            (Ok(in_flight), Some(body)) => (in_flight, body),
+            (Err(problem), _) => return Ok(self.without_room(&keyed, lead, problem).await),
+            // It could only join when it let go of its body, and has been asked to lead after all.
+            (Ok(_), None) => {
+                let problem = Problem::in_progress(&keyed.identity.id);
+                return Ok(self.without_room(&keyed, lead, problem).await);
+            }
         };
         let (sender, receiver) = oneshot::channel();
         let witness = lead.witness();
         // Boxed, as is the work itself: starting and ending a task moves it several times.
         let attempt = Box::new(Attempt {
-            _counted: self.0.shared.tasks.enter(),
+            _counted: self.shared.tasks.enter(),
             route: keyed.route.clone(),
-            store: self.0.store.clone(),
-            shared: self.0.shared.clone(),
+            store: self.store.clone(),
+            shared: self.shared.clone(),
             claim: claim::attempt(&keyed.route.config, &keyed.identity.id, &keyed.fingerprint, keyed.key.is_quoted()),
             outgoing: keyed.outgoing(body),
             identity: keyed.identity.clone(),
@@ -274,10 +363,10 @@ impl Proxy {
 
     /// Answers a request that may not be forwarded now. Over the limit nothing is claimed; what is done already is
     /// replayed all the same.
-    async fn without_room(&self, keyed: &Keyed<'_>, mut lead: Lead) -> Answer {
-        let found = claim::look(keyed.route, &self.0.store, &keyed.identity.id, &keyed.fingerprint).await;
+    async fn without_room(&self, keyed: &Keyed<'_>, mut lead: Lead, problem: Problem) -> Answer {
+        let found = claim::look(keyed.route, &self.store, &keyed.identity.id, &keyed.fingerprint).await;
         let conclusion = Arc::new(match found {
-            Looked::Absent => overloaded("requests in flight").into(),
+            Looked::Absent => problem.into(),
             Looked::Running => Problem::in_progress(&keyed.identity.id).into(),
             Looked::Concluded(conclusion) => conclusion,
         });
@@ -289,7 +378,7 @@ impl Proxy {
     async fn join(&self, keyed: &Keyed<'_>, seat: Seat) -> Joined {
         let route = keyed.route;
         let room = || {
-            let share = self.0.shared.waiting.take(1)?;
+            let share = self.shared.waiting.take(1)?;
             Some((share, Counted::new(&route.metrics.waiting)))
         };
         let patience = keyed.preferred_wait.unwrap_or(route.config.wait_timeout);
@@ -304,26 +393,34 @@ impl Proxy {
         body: Plain,
         peer: SocketAddr,
     ) -> Result<Answer, Problem> {
-        let Some(in_flight) = self.in_flight(route) else {
-            if let Plain::Coming(body) = body {
-                body::discard(head, body);
+        let in_flight = match self.in_flight(route) {
+            Ok(in_flight) => in_flight,
+            Err(problem) => {
+                if let Plain::Coming(body) = body {
+                    body::discard(head, body);
+                }
+                return Err(problem);
             }
-            return Err(overloaded("requests in flight"));
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
-        let passage = Passage { peer, held: Box::new(in_flight), idle: self.0.idle_timeout, shared: &self.0.shared };
+        let passage = Passage { peer, held: Box::new(in_flight), idle: self.idle_timeout, shared: &self.shared };
         Box::pin(pass::pass(route, head, body, passage)).await
     }
 
-    fn in_flight(&self, route: &Route) -> Option<InFlight> {
-        let share = self.0.shared.in_flight.take(1)?;
-        Some(InFlight { _share: share, _counted: Counted::new(&route.metrics.in_flight) })
+    fn in_flight(&self, route: &Route) -> Result<InFlight, Problem> {
+        let total = self.shared.in_flight.take(1).ok_or_else(|| overloaded("requests in flight"))?;
+        // Without a limit nothing is counted: the cores would pass one number back and forth for nothing.
+        let own = match route.config.max_in_flight {
+            Some(_) => Some(route.in_flight.take(1).ok_or_else(|| overloaded("requests in flight on this route"))?),
+            None => None,
+        };
+        Ok(InFlight { _total: total, _own: own, _counted: Counted::new(&route.metrics.in_flight) })
     }
 }
 
 impl std::fmt::Debug for Proxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Proxy").field("routes", &self.0.routes).finish_non_exhaustive()
+        f.debug_struct("Proxy").field("routes", &self.0.load().routes).finish_non_exhaustive()
     }
 }
 
@@ -353,12 +450,16 @@ impl Keyed<'_> {
     fn outgoing(&self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
         let key = Some((&self.key, self.key.is_quoted()));
+        let mut fields = headers::to_upstream(route, self.head, self.peer, key);
+        // A client that gave a length sees it reach the upstream, be it 0.
+        if self.head.headers.contains_key(CONTENT_LENGTH) || !body.bytes.is_empty() {
+            fields.insert(CONTENT_LENGTH, body.bytes.len().into());
+        }
         Outgoing {
             method: self.head.method.clone(),
             target: route::target(route, self.head),
-            fields: headers::to_upstream(route, self.head, self.peer, key),
+            fields,
             body: body.bytes,
-            has_length: self.head.headers.contains_key(http::header::CONTENT_LENGTH),
             share: body.share,
         }
     }
@@ -366,7 +467,8 @@ impl Keyed<'_> {
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
         let answer = respond::first(conclusion);
         let duplicate = matches!(answer.result, RequestResult::Replayed | RequestResult::InProgress);
-        if duplicate { answer.with_preference(self.preferred_wait) } else { answer }
+        let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
+        if duplicate && waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
 
     fn joined(&self, joined: Joined) -> Answer {
@@ -488,10 +590,11 @@ async fn catch_panic<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::
     .await
 }
 
-/// A request in flight, counted against the limit and in the gauge.
+/// A request in flight, counted against the limits and in the gauge.
 #[derive(Debug)]
 struct InFlight {
-    _share: Share,
+    _total: Share,
+    _own: Option<Share>,
     _counted: Counted,
 }
 

@@ -95,6 +95,9 @@ fn route(page: &mut Page, route: &Route) {
     }
     page.text("on_unknown", word(&ON_UNKNOWN, &route.on_unknown));
     times(page, route);
+    if let Some(most) = route.max_in_flight {
+        page.number("max_in_flight", most);
+    }
     page.size("max_request_body", route.max_request_body);
     page.size("max_response_body", route.max_response_body);
     page.text("on_store_error", word(&ON_STORE_ERROR, &route.on_store_error));

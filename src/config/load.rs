@@ -15,7 +15,7 @@ use super::route::{self, Made};
 use super::sections::{self, Outer, Top};
 use super::store::StoreConfig;
 use super::tree::{File, Section};
-use super::{Admin, Config, Limits, Route, Upstream, address, risks};
+use super::{Admin, Config, Content, Limits, Route, Upstream, address, risks};
 
 /// The settings that flags give, as they were typed.
 #[derive(Clone, Default)]
@@ -114,6 +114,8 @@ pub struct Loaded {
     pub warnings: Vec<Warning>,
     /// The file they came from, if any.
     pub file: Option<PathBuf>,
+    /// What it held. A change after the settings were read shows as something else.
+    pub content: Option<Content>,
 }
 
 /// Puts the layers together and checks everything.
@@ -141,6 +143,8 @@ pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mi
     }
     let path = sources.file.clone().or_else(|| sources.environment.get("ONCEPROXY_CONFIG").map(PathBuf::from));
     let path = if sources.text.is_some() { None } else { path };
+    // Looked at before it is read: a change in between is then taken for one that is still to come.
+    let content = path.as_deref().and_then(Content::of);
     let read = || path.as_deref().and_then(|path| read_file(path, sources.file.is_some(), report));
     let text = sources.text.clone().or_else(read);
     let from_file = sources.text.is_some() || path.is_some();
@@ -159,7 +163,7 @@ pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mi
     let config = sections(&mut root, &layers, &routes_from);
     root.finish();
     let warnings = report.finish()?;
-    Ok(Loaded { config, warnings, file: path })
+    Ok(Loaded { config, warnings, file: path, content })
 }
 
 /// The file's text, or `None` after reporting why there is none.

@@ -88,6 +88,7 @@ pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made 
         timeout: section.duration("timeout", MOMENT, defaults.timeout),
         abandon_after: section.duration("abandon_after", MOMENT, defaults.abandon_after),
         lease: section.text("lease", at_least(SHORTEST_LEASE)).map_or(Duration::from_secs(10), |located| located.value),
+        max_in_flight: section.read("max_in_flight", count(1, 10_000_000)).map(|located| located.value),
         max_request_body: section.size("max_request_body", 8 << 20),
         max_response_body: section.size("max_response_body", 1 << 20),
         on_store_error: section.word("on_store_error", &ON_STORE_ERROR, OnStoreError::Reject),

@@ -18,11 +18,11 @@ use super::{Admin, Limits, Log, LogFormat, LogLevel, risks, store_url};
 
 /// The words of `log.level`.
 pub(super) const LEVELS: [(&str, LogLevel); 5] = [
-    ("error", LogLevel::Error),
-    ("warn", LogLevel::Warn),
-    ("info", LogLevel::Info),
-    ("debug", LogLevel::Debug),
-    ("trace", LogLevel::Trace),
+    (LogLevel::Error.as_str(), LogLevel::Error),
+    (LogLevel::Warn.as_str(), LogLevel::Warn),
+    (LogLevel::Info.as_str(), LogLevel::Info),
+    (LogLevel::Debug.as_str(), LogLevel::Debug),
+    (LogLevel::Trace.as_str(), LogLevel::Trace),
 ];
 
 /// The words of `log.format`.

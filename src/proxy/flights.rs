@@ -53,6 +53,8 @@ pub struct Answered {
 pub enum Settled {
     /// It is recorded.
     Stored,
+    /// It is recorded, but without its body: the store had no room for it.
+    NotRetained,
     /// Recording it failed, or found another's record.
     NotRecorded,
     /// Its status means "not executed"; the key is free again.

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
+use http::header::{CONTENT_TYPE, HeaderMap};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode, Uri, response};
 use http_body::{Body as _, Frame};
@@ -33,12 +33,10 @@ pub struct Outgoing {
     pub method: Method,
     /// The target in origin form.
     pub target: PathAndQuery,
-    /// All fields but the length.
+    /// All fields, the length of the body among them.
     pub fields: HeaderMap,
     /// The whole body.
     pub body: Bytes,
-    /// Whether the client gave a length, so that an empty body keeps its `Content-Length: 0`.
-    pub has_length: bool,
     /// What the bodies of this attempt take of the budget.
     pub share: Share,
 }
@@ -49,9 +47,6 @@ impl Outgoing {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = Uri::from(self.target.clone());
         *request.headers_mut() = self.fields.clone();
-        if self.has_length || !self.body.is_empty() {
-            request.headers_mut().insert(CONTENT_LENGTH, self.body.len().into());
-        }
         request
     }
 }

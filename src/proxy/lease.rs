@@ -153,8 +153,8 @@ impl Lease {
         let _operation = self.operation.lock().await;
         let reply = self.store.complete(&self.claim, response, retention).await?;
         match &reply {
-            CompleteReply::Stored | CompleteReply::Already(_) => {}
-            CompleteReply::Rewritten => {
+            CompleteReply::Stored | CompleteReply::Already(_) | CompleteReply::WithoutBody { rewritten: false } => {}
+            CompleteReply::Rewritten | CompleteReply::WithoutBody { rewritten: true } => {
                 self.metrics.rewritten_claims.inc();
                 tracing::warn!(record = %self.claim.id, "the store had forgotten a claim, its response is recorded");
             }

@@ -101,7 +101,7 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
             return Err(broken(head, Kind::OutcomeUnknownBroken, what));
         }
     };
-    let mut response = http::Response::new(Body::passing(body, passage.held));
+    let mut response = http::Response::new(Body::passing(body, route.config.abandon_after, passage.held));
     *response.status_mut() = parts.status;
     *response.headers_mut() = headers::from_upstream(&parts, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));

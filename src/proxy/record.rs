@@ -75,6 +75,7 @@ async fn answered(route: &Route, lease: &Lease, whole: Whole) -> Ending {
         match route.config.statuses.verdict(status) {
             Verdict::Record => match complete(route, lease, &recorded).await {
                 Completed::Stored => (Settled::Stored, None),
+                Completed::WithoutBody => (Settled::NotRetained, None),
                 Completed::Lost => (Settled::NotRecorded, None),
                 Completed::Instead(conclusion) => return ending(conclusion, None),
                 Completed::Failed => (Settled::NotRecorded, Some(Unfinished::Complete(recorded.clone()))),
@@ -100,7 +101,7 @@ async fn flowed(route: &Route, lease: &Lease, kept: Response) -> Ending {
         Verdict::Record => {
             let conclusion = Problem::not_retained(id, status).into();
             match complete(route, lease, &kept).await {
-                Completed::Stored | Completed::Lost => ending(conclusion, None),
+                Completed::Stored | Completed::WithoutBody | Completed::Lost => ending(conclusion, None),
                 Completed::Instead(conclusion) => ending(conclusion, None),
                 Completed::Failed => Ending {
                     conclusion: Arc::new(conclusion),
@@ -120,6 +121,8 @@ async fn flowed(route: &Route, lease: &Lease, kept: Response) -> Ending {
 
 enum Completed {
     Stored,
+    /// The store had no room for the body.
+    WithoutBody,
     Lost,
     /// The record was completed otherwise (an operator resolved it): the caller gets that.
     Instead(Conclusion),
@@ -129,8 +132,10 @@ enum Completed {
 async fn complete(route: &Route, lease: &Lease, response: &Response) -> Completed {
     match lease.complete(response, route.config.retention).await {
         Ok(CompleteReply::Stored | CompleteReply::Rewritten) => Completed::Stored,
-        // A repeated completion finds its own response.
+        Ok(CompleteReply::WithoutBody { .. }) => Completed::WithoutBody,
+        // A repeated completion finds its own response, as it was recorded.
         Ok(CompleteReply::Already(replay)) if replay.response == *response => Completed::Stored,
+        Ok(CompleteReply::Already(replay)) if replay.response == response.without_body() => Completed::WithoutBody,
         Ok(CompleteReply::Already(replay)) => Completed::Instead(match replay.response.body() {
             Some(_) => Conclusion::Replay(Box::new(replay), false),
             None => Problem::not_retained(&lease.claim().id, replay.response.status()).into(),

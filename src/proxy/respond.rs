@@ -52,6 +52,7 @@ pub fn first(conclusion: Arc<Conclusion>) -> Answer {
             let mut answer = whole(recorded.status(), fields, trailers.unwrap_or_default(), body);
             let (status, result) = match settled {
                 Settled::Stored => (CacheStatus::Stored, RequestResult::Executed),
+                Settled::NotRetained => (CacheStatus::Missed(Some("response-not-retained")), RequestResult::Executed),
                 Settled::NotRecorded => (CacheStatus::Missed(Some("not-recorded")), RequestResult::Executed),
                 Settled::Released => (CacheStatus::Missed(None), RequestResult::Released),
                 Settled::Doubted => (CacheStatus::Missed(Some("outcome-unknown")), RequestResult::Unknown),
@@ -75,7 +76,7 @@ pub fn joined(conclusion: &Conclusion) -> Answer {
             let mut answer = whole(recorded.status(), fields, trailers, answered.body.clone());
             let status = match answered.settled {
                 // An answer whose write is still being repeated is replayed from memory; it is final all the same.
-                Settled::Stored | Settled::NotRecorded => {
+                Settled::Stored | Settled::NotRetained | Settled::NotRecorded => {
                     headers::mark_replayed(answer.headers_mut());
                     headers::add_age(answer.headers_mut(), Duration::ZERO);
                     CacheStatus::Joined

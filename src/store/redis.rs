@@ -107,9 +107,8 @@ impl RedisStore {
         Limits::new(self.shared.timeout, self.shared.health.is_reachable())
     }
 
-    fn attempt<'a>(&self, script: &'a Script, claim: &'a Claim, member: &'a str) -> Call<'a> {
-        Call::new(script, self.shared.keys.with_token(&claim.id, claim.token))
-            .arg(member.as_bytes())
+    fn attempt<'a>(&self, script: &'a Script, claim: &'a Claim) -> Call<'a> {
+        Call::new(script, self.shared.keys.names(&claim.id, Some(claim.token)))
             .arg(claim.token.as_bytes())
             .fingerprint(&claim.fingerprint)
             .number(u8::from(claim.quoted))
@@ -125,10 +124,9 @@ impl RedisStore {
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let limits = self.limits();
         health::admit_claim(&self.shared, &self.claims, limits).await?;
-        let member = keys::member(&claim.id);
         for _ in 0..VANISHED_AT_MOST {
             let call = self
-                .attempt(&self.shared.scripts.claim, claim, &member)
+                .attempt(&self.shared.scripts.claim, claim)
                 .number(u8::from(claim.on_unknown == OnUnknown::Resend))
                 .number(INLINE_BODY as u64);
             match Claimed::read(self.ask(&self.claims, call, limits).await?)? {
@@ -148,10 +146,8 @@ impl RedisStore {
 
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         let limits = self.limits();
-        let member = keys::member(id);
         for _ in 0..VANISHED_AT_MOST {
-            let call = Call::new(&self.shared.scripts.look, self.shared.keys.of(id))
-                .arg(member.as_bytes())
+            let call = Call::new(&self.shared.scripts.look, self.shared.keys.names(id, None))
                 .arg(b"")
                 .fingerprint(fingerprint)
                 .number(INLINE_BODY as u64);
@@ -184,7 +180,8 @@ impl RedisStore {
         };
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.shared.keys.record(id));
-        let answer = ask(&self.bodies, &Question::Commands(commands), limits).await.inspect_err(|no| {
+        let question = Question::Commands(commands);
+        let answer = Box::pin(ask(&self.bodies, &question, limits)).await.inspect_err(|no| {
             self.shared.health.failed(&no.error);
         })?;
         match one(answer)? {
@@ -203,15 +200,20 @@ impl RedisStore {
         retention: Duration,
     ) -> Result<CompleteReply, StoreError> {
         let limits = self.limits();
-        let member = keys::member(&claim.id);
         let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
         for _ in 0..VANISHED_AT_MOST {
             let call = |script, body| {
-                with_response(self.attempt(script, claim, &member).number(millis(retention)), Some(response), body)
+                with_response(self.attempt(script, claim).number(millis(retention)), Some(response), body)
                     .number(INLINE_BODY as u64)
             };
-            let answer = self.write(scripts, response.body(), limits, call).await?;
+            let (answer, kept) = self.write(scripts, response.body(), limits, call).await?;
             match Recorded::read(answer)? {
+                Recorded::Decided(CompleteReply::Stored) if !kept => {
+                    return Ok(CompleteReply::WithoutBody { rewritten: false });
+                }
+                Recorded::Decided(CompleteReply::Rewritten) if !kept => {
+                    return Ok(CompleteReply::WithoutBody { rewritten: true });
+                }
                 Recorded::Decided(reply) => return Ok(reply),
                 Recorded::Already(found) => {
                     if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, found, limits).await? {
@@ -223,27 +225,28 @@ impl RedisStore {
         Err(vanishing())
     }
 
-    /// Writes a response, without its body where the server is too full for it or does not take it.
+    /// Writes a response, without its body where the server is too full for it or does not take it. Says whether the
+    /// body was kept.
     async fn write<'a, F>(
         &self,
         [if_room, always]: [&'a Script; 2],
         body: Option<&'a Bytes>,
         limits: Limits,
         call: F,
-    ) -> Result<Value, StoreError>
+    ) -> Result<(Value, bool), StoreError>
     where
         F: Fn(&'a Script, Option<&'a [u8]>) -> Call<'a>,
     {
         let Some(body) = body.filter(|body| body.len() > ALWAYS_KEPT) else {
-            return Ok(self.ask(&self.bodies, call(always, body.map(Bytes::as_ref)), limits).await?);
+            return Ok((self.ask(&self.bodies, call(always, body.map(Bytes::as_ref)), limits).await?, true));
         };
         // A server that does not take it may cut the connection before its reason can be read.
         let patience = if body.len() >= LEAST_BULK { limits.until_cut(2) } else { limits };
         match self.ask(&self.bodies, call(if_room, Some(body)), patience).await {
-            Ok(answer) => Ok(answer),
+            Ok(answer) => Ok((answer, true)),
             Err(no) if no.is_full || no.is_too_large || (body.len() >= LEAST_BULK && no.cuts > 1) => {
                 tracing::warn!(bytes = body.len(), error = %no.error, "a response is recorded without its body");
-                Ok(self.ask(&self.bodies, call(always, None), limits).await?)
+                Ok((self.ask(&self.bodies, call(always, None), limits).await?, false))
             }
             Err(no) => Err(no.error),
         }
@@ -255,13 +258,12 @@ impl RedisStore {
         reason: Reason,
         response: Option<&Response>,
     ) -> Result<DoubtReply, StoreError> {
-        let member = keys::member(&claim.id);
         let scripts = [&self.shared.scripts.doubt_if_room, &self.shared.scripts.doubt];
         let call = |script, body| {
-            let call = self.attempt(script, claim, &member).number(codec::reason_code(reason));
+            let call = self.attempt(script, claim).number(codec::reason_code(reason));
             with_response(call, response, body)
         };
-        let answer = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
         replies::doubted(answer)
     }
 
@@ -272,29 +274,25 @@ impl RedisStore {
         finding: &Finding,
         force: bool,
     ) -> Result<ResolveReply, StoreError> {
-        let member = keys::member(id);
         let (response, retention) = match finding {
             Finding::Executed { response, retention } => (Some(response), *retention),
             Finding::NotExecuted => (None, Duration::ZERO),
         };
         let scripts = [&self.shared.scripts.resolve_if_room, &self.shared.scripts.resolve];
         let call = |script, body| {
-            let call = Call::new(script, self.shared.keys.with_token(id, token))
-                .arg(member.as_bytes())
+            let call = Call::new(script, self.shared.keys.names(id, Some(token)))
                 .made(token.as_bytes().to_vec())
                 .number(u8::from(force))
                 .number(u8::from(response.is_some()))
                 .number(millis(retention));
             with_response(call, response, body)
         };
-        let answer = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
         replies::resolved(answer)
     }
 
     async fn forget(&self, id: &RecordId, token: Token, force: bool) -> Result<ForgetReply, StoreError> {
-        let member = keys::member(id);
-        let call = Call::new(&self.shared.scripts.forget, self.shared.keys.with_token(id, token))
-            .arg(member.as_bytes())
+        let call = Call::new(&self.shared.scripts.forget, self.shared.keys.names(id, Some(token)))
             .arg(token.as_bytes())
             .number(u8::from(force));
         replies::forgotten(self.ask(&self.claims, call, self.limits()).await?)
@@ -380,8 +378,7 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
         Box::pin(async {
-            let member = keys::member(&claim.id);
-            let call = self.attempt(&self.shared.scripts.renew, claim, &member);
+            let call = self.attempt(&self.shared.scripts.renew, claim);
             replies::renewed(self.ask(&self.claims, call, self.limits()).await?)
         })
     }
@@ -397,8 +394,7 @@ impl Store for RedisStore {
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
         Box::pin(async {
-            let member = keys::member(&claim.id);
-            let call = self.attempt(&self.shared.scripts.release, claim, &member);
+            let call = self.attempt(&self.shared.scripts.release, claim);
             replies::released(self.ask(&self.claims, call, self.limits()).await?)
         })
     }

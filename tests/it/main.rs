@@ -13,6 +13,7 @@ mod documents;
 mod layout;
 mod model;
 
+mod admin;
 mod commands;
 mod contract;
 mod disk;
@@ -25,15 +26,22 @@ mod keys;
 
 mod keeping;
 mod replay;
+mod resend;
 mod streams;
 
 mod http2_upstream;
+mod limits;
+mod overload;
+mod reload;
+mod senders;
 mod store_faults;
+mod unprotected;
 mod upgrades;
 mod upstream_faults;
 mod webhooks;
 
 mod answers;
+mod hops;
 mod problems;
 mod raw_bytes;
 mod secrets;

@@ -36,6 +36,7 @@ fn route(key: Vec<KeySource>) -> Route {
         timeout: Duration::from_secs(30),
         abandon_after: Duration::from_secs(300),
         lease: Duration::from_secs(10),
+        max_in_flight: None,
         max_request_body: 8 << 20,
         max_response_body: 1 << 20,
         on_store_error: config::OnStoreError::Reject,

@@ -58,12 +58,12 @@ impl Health {
     pub(super) fn ready(&self) -> Result<(), NotReady> {
         if !self.is_reachable() {
             let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-            return Err(NotReady(last.clone()));
+            return Err(NotReady::ForNow(last.clone()));
         }
         match &**self.standing.load() {
             Standing::Fit => Ok(()),
-            Standing::Unchecked => Err(NotReady("Redis was not reached yet".into())),
-            Standing::Unfit(reason) => Err(NotReady(reason.clone())),
+            Standing::Unchecked => Err(NotReady::ForNow("Redis was not reached yet".into())),
+            Standing::Unfit(reason) => Err(NotReady::ForNow(reason.clone())),
         }
     }
 
@@ -96,7 +96,7 @@ impl Health {
 /// Refuses a claim on a server that might forget it; looks at the server first if nobody has yet.
 pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) -> Result<(), StoreError> {
     if **shared.health.standing.load() == Standing::Unchecked {
-        check(shared, link, limits).await?;
+        Box::pin(check(shared, link, limits)).await?;
     }
     match &**shared.health.standing.load() {
         Standing::Unfit(reason) => Err(StoreError::new(StoreErrorKind::Refused, false, reason.clone())),

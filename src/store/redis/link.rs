@@ -223,7 +223,8 @@ impl Link {
             }
             Err(_) => {}
         }
-        let connected = self.endpoint.connect().await;
+        // Boxed, as all that is rare here and in `redis.rs`: it would make the future of every operation larger.
+        let connected = Box::pin(self.endpoint.connect()).await;
         let mut current = self.lock();
         match &connected {
             Ok(connection) => current.connection = Some(connection.clone()),
