@@ -83,6 +83,16 @@ impl Pool {
         self.shared.sessions.is_none()
     }
 
+    /// A pool to another host, for one whose upstream requests name: with connections of its own, and the certificates
+    /// and timeouts of this one.
+    ///
+    /// # Errors
+    /// If the host cannot be the name in a certificate.
+    pub fn towards(&self, upstream: &config::Upstream) -> Result<Pool, TlsSetupError> {
+        let Shared { dialer, idle, sends, .. } = &*self.shared;
+        Ok(Pool::of(Arc::new(dialer.towards(upstream)?), idle.timeout(), sends.clone()))
+    }
+
     /// An idle connection, the most recently used first and found alive, or else a fresh one.
     ///
     /// An error means that nothing was sent.

@@ -35,6 +35,8 @@ pub fn effective(config: &Config) -> String {
     if config.admin.token.is_some() {
         page.text("token", MASK);
     }
+    page.head("[egress]");
+    page.texts("allow", &config.egress.allow);
     store(&mut page, &config.store);
     for one in &config.routes {
         route(&mut page, one);

@@ -49,6 +49,12 @@ pub enum ConnectError {
         /// The name.
         host: String,
     },
+    /// Every address of the name leads where requests that name their host must not get, whatever the name.
+    #[error("`{host}` leads to an address that egress does not reach")]
+    Forbidden {
+        /// The name, or the address.
+        host: String,
+    },
     /// No address took the connection: refused, unreachable. This is the error of the last one that failed.
     #[error("cannot connect to {address}")]
     Connect {
@@ -140,6 +146,12 @@ impl Dialer {
         &self.upstream
     }
 
+    /// The same for another host.
+    pub(super) fn towards(&self, upstream: &config::Upstream) -> Result<Dialer, TlsSetupError> {
+        let tls = self.tls.as_ref().map(|tls| tls.towards(upstream)).transpose()?;
+        Ok(Dialer { upstream: upstream.clone(), tls, timeout: self.timeout })
+    }
+
     /// A connection of HTTP/1.1.
     pub(super) async fn dial(&self) -> Result<Link, ConnectError> {
         self.within(async {
@@ -219,16 +231,23 @@ impl Dialer {
             return connected.map(Family::Unix).map_err(|source| ConnectError::Socket { path: path.clone(), source });
         }
         let stream = match &upstream.proxy {
-            None => reach(&upstream.host, upstream.port).await?,
-            Some(proxy) => through::connect(reach(&proxy.host, proxy.port).await?, proxy, upstream).await?,
+            None => reach(&upstream.host, upstream.port, upstream.egress.as_deref()).await?,
+            Some(proxy) => through::connect(reach(&proxy.host, proxy.port, None).await?, proxy, upstream).await?,
         };
         Ok(Family::Tcp(stream))
     }
 }
 
-/// A TCP connection to whichever address of the name takes it first.
-async fn reach(host: &str, port: u16) -> Result<TcpStream, ConnectError> {
-    let addresses = resolve(host, port).await?;
+/// A TCP connection to whichever address of the name takes it first, of those that egress permits.
+///
+/// The addresses are judged here and not when the name was: it may have been given others in between (DNS rebinding).
+async fn reach(host: &str, port: u16, egress: Option<&config::Egress>) -> Result<TcpStream, ConnectError> {
+    let mut addresses = resolve(host, port).await?;
+    let found = addresses.len();
+    addresses.retain(|address| egress.is_none_or(|egress| egress.permits_address(*address)));
+    if addresses.is_empty() && found > 0 {
+        return Err(ConnectError::Forbidden { host: host.to_owned() });
+    }
     if let [only] = addresses[..] {
         return connect(only).await;
     }
