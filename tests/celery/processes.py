@@ -15,8 +15,8 @@ import threading
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-# Seconds, for one step. A redelivery by Redis takes ten at most, a start of a worker a few.
-PATIENCE = 60
+# Seconds, for one step. A redelivery by Redis takes ten, a start of a worker one; a loaded machine takes much longer.
+PATIENCE = 120
 
 
 class Fault(Exception):

@@ -8,6 +8,7 @@ the same operation more than once. The service behind must see it once. Sidekiq 
 packages, and run where they are there: that is said.
 """
 
+import concurrent.futures
 import pathlib
 import re
 import shutil
@@ -141,21 +142,26 @@ def main(words):
     guides = sorted(path.stem for path in (ROOT / "docs" / "guides").glob("*.md") if path.stem != "README")
     chosen = [name for name in guides if not words or any(word in name for word in words)]
     assert chosen, "there is no such guide"
-    failed = 0
-    for name in chosen:
-        if missing := lacking(name):
-            print(f"{name:10}  not run: {missing} is not here", flush=True)
-            continue
-        begun = time.monotonic()
-        try:
-            with tempfile.TemporaryDirectory() as folder:
-                posted = run(name, pathlib.Path(folder))
-            assert len(posted) == 1, f"the service saw {posted}"
-            print(f"{name:10}  1 execution, {time.monotonic() - begun:.1f} s", flush=True)
-        except Exception as fault:  # The other guides go on.
-            failed += 1
-            print(f"{name:10}  failed: {fault}", flush=True)
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        failed = [name for name, passed in zip(chosen, pool.map(check, chosen)) if not passed]
     return 1 if failed else 0
+
+
+def check(name):
+    """Runs a guide, prints what came of it, and returns whether that is right."""
+    if missing := lacking(name):
+        print(f"{name:10}  not run: {missing} is not here", flush=True)
+        return True
+    begun = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            posted = run(name, pathlib.Path(folder))
+        assert len(posted) == 1, f"the service saw {posted}"
+    except Exception as fault:  # The other guides go on.
+        print(f"{name:10}  failed: {fault}", flush=True)
+        return False
+    print(f"{name:10}  1 execution, {time.monotonic() - begun:.1f} s", flush=True)
+    return True
 
 
 if __name__ == "__main__":
