@@ -23,7 +23,7 @@ test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .
 
 bench: build ## onceproxy beside nginx, HAProxy and a hand-written layer, on this machine (ARGS=--long for growth tables).
 	./scripts/install-bench-packages
-	python3 benches/run.py target/release/onceproxy $(ARGS)
+	python3 benches/run.py $${CARGO_TARGET_DIR:-target}/release/onceproxy $(ARGS)
 
 check: fmt clippy doc ## What must be clean besides the tests.
 
