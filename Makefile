@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-deploy bench check fmt clippy doc deps image static clean
+.PHONY: demo build test test-load test-deploy test-celery bench check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -15,6 +15,10 @@ test: deps ## All tests, with real Redis servers; installs what they need.
 	$(CARGO) test --locked --all-targets
 	$(CARGO) test --locked --doc
 	$(MAKE) test-deploy
+	$(MAKE) test-celery
+
+test-load: ## What 10,000 waiting duplicates cost, in the release binary; needs 12,000 open files a process.
+	$(CARGO) test --release --locked --test it -- --ignored --nocapture ten_thousand
 
 test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .venv with the tools.
 	./scripts/install-deploy-tools
@@ -24,6 +28,12 @@ test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .
 bench: build ## onceproxy beside nginx, HAProxy and a hand-written layer, on this machine (ARGS=--long for growth tables).
 	./scripts/install-bench-packages
 	python3 benches/run.py $${CARGO_TARGET_DIR:-target}/release/onceproxy $(ARGS)
+
+test-celery: deps ## A Celery worker that is killed and cut off, with the proxy and without; the guides; makes .venv with Celery.
+	./scripts/install-celery
+	$(CARGO) build --locked --bin onceproxy
+	.venv/bin/python tests/celery
+	.venv/bin/python tests/guides
 
 check: fmt clippy doc ## What must be clean besides the tests.
 
@@ -44,7 +54,14 @@ image: ## The container image, with Docker, Podman or Buildah (IMAGE=name:tag, P
 
 static: ## A static binary, run as the image would run it; prints its path and size.
 	./scripts/install-deploy-tools
-	ONCEPROXY_STATIC="$$(./scripts/build-static)" .venv/bin/python -m pytest -q tests/deploy/test_image.py
+	binary="$$(./scripts/build-static)" && ls -l "$$binary" \
+	    && ONCEPROXY_BIN="$$binary" ONCEPROXY_STATIC="$$binary" .venv/bin/python -m pytest -q tests/deploy/test_image.py
+
+schema: ## Writes config.schema.json anew, after a change of the settings.
+	$(CARGO) test --locked --quiet --lib -- --ignored write_the_schema_for_editors
+
+dist: ## The release archive: static binary, manual pages, completions, schema, documents; prints its path.
+	./scripts/dist
 
 clean:
 	$(CARGO) clean

@@ -5,10 +5,11 @@
 //!
 //! | call | answer |
 //! | --- | --- |
-//! | `GET /livez` | 200 while the process answers at all |
+//! | `GET /livez` | 200 while the process answers at all; 503 when only a restart would help |
 //! | `GET /readyz` | 200, or 503 with the reason while starting, without a store, or draining |
 //! | `GET /metrics` | OpenMetrics text |
 //! | `GET /config` | the effective settings, secrets masked |
+//! | `GET /log-level`, `PUT /log-level` | the least severe level that is logged, and another one from now on |
 //! | `GET /records?state=&route=&limit=&cursor=` | open records |
 //! | `GET /records/{id}` | one record, completed ones too |
 //! | `POST /records/{id}/resolve` | ends an unknown record by what a person found out |
@@ -19,6 +20,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use axum::error_handling::HandleErrorLayer;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
@@ -32,10 +34,12 @@ use tower::timeout::TimeoutLayer;
 use crate::metrics::Metrics;
 use crate::shutdown::Ready;
 use crate::store::Store;
+use crate::telemetry::LevelHandle;
 
 mod guard;
 mod health;
 mod listen;
+mod log_level;
 mod problem;
 mod records;
 #[cfg(test)]
@@ -63,14 +67,23 @@ pub struct AdminState {
     pub metrics: Arc<Metrics>,
     /// On while the process takes traffic: `/readyz` is this and the store.
     pub ready: Ready,
+    /// What changes with a reload.
+    pub settings: Arc<ArcSwap<Settings>>,
+    /// The level of the process's log; `None` if this process has none of its own, and then it cannot be asked for.
+    pub level: Option<LevelHandle>,
+    /// Whether the listener is bound to loopback. Anywhere else nothing is answered without a token.
+    pub loopback: bool,
+}
+
+/// What of the settings the calls go by, in its present state.
+#[derive(Clone, Debug, Default)]
+pub struct Settings {
     /// The effective settings as TOML, secrets masked already.
     pub effective: Arc<str>,
     /// The bearer token of all calls but `/livez`, `/readyz` and `/metrics`.
     pub token: Option<SecretString>,
-    /// Whether the listener is bound to loopback. Anywhere else nothing is answered without a token.
-    pub loopback: bool,
     /// The retention of each route by name, for records that an operator completes.
-    pub retention: Arc<HashMap<String, Duration>>,
+    pub retention: HashMap<String, Duration>,
 }
 
 /// Who called: the peer's address. The accept loop adds it to each request.
@@ -86,6 +99,7 @@ pub fn router(state: AdminState) -> Router {
         .method_not_allowed_fallback(method_not_allowed);
     let guarded = Router::new()
         .route("/config", get(health::config))
+        .route("/log-level", get(log_level::show).put(log_level::set))
         .route("/records", get(records::list))
         .route("/records/{id}", get(records::show).delete(records::forget))
         .route("/records/{id}/resolve", post(records::resolve))
@@ -105,7 +119,7 @@ pub fn router(state: AdminState) -> Router {
 
 async fn not_found(uri: http::Uri) -> Problem {
     Problem::not_found(format!(
-        "There is no {}; the calls are /livez, /readyz, /metrics, /config, /records, /records/ID and /records/ID/resolve.",
+        "There is no {}; the calls are /livez, /readyz, /metrics, /config, /log-level, /records, /records/ID and /records/ID/resolve.",
         uri.path()
     ))
 }

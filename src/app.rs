@@ -3,7 +3,6 @@
 //! Threads: this one accepts, answers operators and does the store's background work; each core is a thread with a
 //! runtime of its own that serves clients. A core's runtime outlives its last connection until no attempt runs any more.
 
-use std::collections::HashMap;
 use std::io;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -13,15 +12,18 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use self::reload::Reloader;
 use crate::admin::{self, AdminState};
-use crate::config::{self, Config, Loaded};
+use crate::config::{self, Config, Loaded, Sources};
 use crate::metrics::Metrics;
 use crate::proxy::{Proxy, Shared};
 use crate::server::{self, BindError, Inbox, Listener};
 use crate::shutdown::{Ready, Signal, TaskGuard, Tasks};
-use crate::store::{self, OpenError, Opened, Store};
-use crate::telemetry;
+use crate::store::{self, OpenError, Opened};
+use crate::telemetry::{self, LevelHandle};
 use crate::upstream::TlsSetupError;
+
+mod reload;
 
 /// How long, after the drain's end, what was cut off may take to say so to the store, beyond the store's own timeout.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -67,12 +69,13 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> RunError {
     move |source| RunError::System { what, source }
 }
 
-/// Runs the proxy until it is told to stop (SIGTERM or SIGINT), and stops it in order.
+/// Runs the proxy until it is told to stop (SIGTERM or SIGINT), and stops it in order. While it runs, the settings are
+/// read again from `sources` at SIGHUP, and when their file holds something else.
 ///
 /// # Errors
 /// If it cannot start. A stop that had to cut attempts off is not an error: each of them was doubted or released.
-pub fn run(loaded: Loaded) -> Result<(), RunError> {
-    telemetry::start(&loaded.config.log)?;
+pub fn run(loaded: Loaded, sources: Sources) -> Result<(), RunError> {
+    let level = telemetry::start(&loaded.config.log)?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         file = loaded.file.as_ref().map(|file| file.display().to_string()),
@@ -84,7 +87,7 @@ pub fn run(loaded: Loaded) -> Result<(), RunError> {
         tracing::warn!("{warning}");
     }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("a runtime"))?;
-    runtime.block_on(App::start(loaded.config)?.run())
+    runtime.block_on(App::start(loaded.config.clone())?.run(loaded, sources, level))
 }
 
 /// The running parts.
@@ -97,6 +100,7 @@ struct App {
     listener: Listener,
     admin: Option<Listener>,
     cores: Vec<server::Core>,
+    proxies: Vec<Proxy>,
     threads: Vec<JoinHandle<()>>,
     signals: Signals,
 }
@@ -129,6 +133,7 @@ impl App {
             listener,
             admin,
             cores: Vec::new(),
+            proxies: Vec::new(),
             threads: Vec::new(),
             signals,
             config,
@@ -149,6 +154,7 @@ impl App {
         let limits = self.config.limits.clone();
         let signals = self.signals.clone();
         let serving = signals.serving.enter();
+        self.proxies.push(proxy.clone());
         let thread = std::thread::Builder::new()
             .name(format!("core-{number}"))
             .spawn(move || runtime.block_on(run_core(inbox, proxy, limits, signals, serving)))
@@ -158,8 +164,9 @@ impl App {
         Ok(())
     }
 
-    async fn run(self) -> Result<(), RunError> {
-        let App { config, metrics, ready, shared, store, listener, admin, cores, threads, signals } = self;
+    async fn run(self, loaded: Loaded, sources: Sources, level: LevelHandle) -> Result<(), RunError> {
+        let App { config, metrics, ready, shared, store, listener, admin, cores, proxies, threads, signals } = self;
+        let mut reloader = Reloader::new(sources, &loaded, proxies, level.clone(), metrics.clone())?;
         let mut told = Told::listen()?;
         let Opened { store, background } = store;
         let mut parts = JoinSet::new();
@@ -168,7 +175,14 @@ impl App {
         let mut admin_part = JoinSet::new();
         if let Some(admin) = admin {
             announce("admin", &admin);
-            let state = admin_state(&config, &metrics, &ready, &store, admin.address());
+            let state = AdminState {
+                store: store.clone(),
+                metrics: metrics.clone(),
+                ready: ready.clone(),
+                settings: reloader.admin().clone(),
+                level: Some(level),
+                loopback: admin.address().ip().is_loopback(),
+            };
             let socket = admin.into_tokio().map_err(system("the admin listener"))?;
             admin_part.spawn(admin::serve(socket, admin::router(state), admin_stop.clone()));
         }
@@ -176,17 +190,20 @@ impl App {
         ready.set(true);
         let accepting = server::accept(listener, cores, &config.limits, &signals.stop, &metrics);
         let stopping = async {
-            told.stop().await;
+            tokio::select! {
+                () = told.stop() => {}
+                never = reloader.run() => match never {},
+            }
             ready.set(false);
             tracing::info!(running = shared.tasks.running(), "stopping");
-            let _ = timeout(config.drain_delay, told.stop()).await;
+            let _ = timeout(reloader.config().drain_delay, told.stop()).await;
             signals.stop.give();
         };
         let (accepted, ()) = tokio::join!(accepting, stopping);
         if let Err(error) = accepted {
             tracing::error!(%error, "the listener failed");
         }
-        drain(&config, &shared, &signals, &mut told).await;
+        drain(reloader.config(), &shared, &signals, &mut told).await;
         admin_stop.give();
         while admin_part.join_next().await.is_some() {}
         signals.end.give();
@@ -203,10 +220,7 @@ impl App {
 }
 
 async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {
-    let service = move |request, peer: server::Peer| {
-        let proxy = proxy.clone();
-        async move { proxy.handle(request, peer.remote).await }
-    };
+    let service = move |request, peer: server::Peer| proxy.handle(request, peer.remote);
     tokio::select! {
         () = server::serve(inbox, service, &limits, &signals.stop) => {}
         () = signals.end.given() => {}
@@ -239,26 +253,6 @@ async fn drain(config: &Config, shared: &Shared, signals: &Signals, told: &mut T
 
 fn announce(listener: &'static str, socket: &Listener) {
     tracing::info!(listener, address = %socket.address(), "listening");
-}
-
-fn admin_state(
-    config: &Config,
-    metrics: &Arc<Metrics>,
-    ready: &Ready,
-    store: &Arc<dyn Store>,
-    address: std::net::SocketAddr,
-) -> AdminState {
-    let retention: HashMap<_, _> =
-        config.routes.iter().map(|route| (route.name.to_string(), route.retention)).collect();
-    AdminState {
-        store: store.clone(),
-        metrics: metrics.clone(),
-        ready: ready.clone(),
-        effective: config::effective(config).into(),
-        token: config.admin.token.clone(),
-        loopback: address.ip().is_loopback(),
-        retention: Arc::new(retention),
-    }
 }
 
 /// The signals by which a process is told to stop.

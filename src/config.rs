@@ -3,6 +3,7 @@
 //! Settings come in four layers, later ones winning: built-in, file, environment, flags. [`load()`] puts them together and
 //! reports every mistake at once. One struct a section; each field says what it means, its unit and its default.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -16,7 +17,9 @@ pub mod statuses;
 pub mod store;
 
 mod address;
+mod changes;
 mod effective;
+mod egress;
 mod load;
 mod mistakes;
 mod presets;
@@ -31,7 +34,9 @@ mod values;
 #[cfg(test)]
 mod tests;
 
+pub use changes::{Changed, Content, change};
 pub use effective::effective;
+pub use egress::{Allowed, Egress};
 pub use load::{Environment, Flags, Loaded, Sources, load};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
@@ -54,6 +59,8 @@ pub struct Config {
     pub log: Log,
     /// The operator's listener.
     pub admin: Admin,
+    /// What may be reached by routes whose upstream each request names.
+    pub egress: Arc<Egress>,
     /// Where records are kept.
     pub store: StoreConfig,
     /// At least one, in the order of the file. Names are unique.
@@ -105,6 +112,22 @@ pub enum LogLevel {
     Debug,
     /// Everything.
     Trace,
+}
+
+impl LogLevel {
+    /// Every level, most severe first.
+    pub const ALL: [LogLevel; 5] = [LogLevel::Error, LogLevel::Warn, LogLevel::Info, LogLevel::Debug, LogLevel::Trace];
+
+    /// The word in settings.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            LogLevel::Error => "error",
+            LogLevel::Warn => "warn",
+            LogLevel::Info => "info",
+            LogLevel::Debug => "debug",
+            LogLevel::Trace => "trace",
+        }
+    }
 }
 
 /// How a log line looks.
@@ -168,6 +191,9 @@ pub struct Route {
     pub abandon_after: Duration,
     /// How long a claim is believed alive; renewed every third of it. Default 10 s.
     pub lease: Duration,
+    /// Attempts and plain requests of this route that are being forwarded; `None` leaves it to `limits.in_flight`, the
+    /// default. Over it: 503 `overloaded`.
+    pub max_in_flight: Option<usize>,
     /// The largest body of a keyed request, in bytes. Over it: 413. Default 8 MiB.
     pub max_request_body: usize,
     /// The largest response body that is kept, in bytes; larger ones pass on whole. Default 1 MiB.
@@ -188,8 +214,9 @@ pub struct Route {
     pub idle_timeout: Duration,
 }
 
-/// Where a route's requests go: `http://host[:port]` or `https://host[:port]`, without a path.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Where a route's requests go: `http://host[:port]`, `https://host[:port]` or `unix:/path`, without a path of requests;
+/// with `{host}` as its host, to the one that each request names.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Upstream {
     /// Whether it speaks TLS.
     pub tls: bool,
@@ -197,16 +224,78 @@ pub struct Upstream {
     pub host: String,
     /// The port, 80 or 443 if none was given.
     pub port: u16,
+    /// A Unix socket in place of host and port, which then are `localhost` and 80. Never with TLS or a proxy.
+    pub socket: Option<PathBuf>,
+    /// The HTTP proxy to go through. Default none, whatever the environment says.
+    pub proxy: Option<HttpProxy>,
+    /// Whether it is spoken to in HTTP/2, over TLS by ALPN, else without being asked. Default HTTP/1.1.
+    pub http2: bool,
     /// A file of PEM certificates to trust instead of the system's. Only with TLS.
     pub ca_file: Option<PathBuf>,
+    /// The certificate to show and its key, files of PEM. Only with TLS.
+    pub client: Option<(PathBuf, PathBuf)>,
+    /// The name to ask for and to find in the certificate, in place of the host. Only with TLS.
+    pub server_name: Option<String>,
+    /// Set where requests name the host: what may be reached. The host is empty then, and port 0 stands for the one that
+    /// the request names; [`Upstream::at`] fills both in.
+    pub egress: Option<Arc<Egress>>,
+}
+
+/// An HTTP proxy on the way to an upstream: `http://host:port`. It is asked to connect (`CONNECT`), for plain upstreams too.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HttpProxy {
+    /// A DNS name or an IP address (v6 without brackets).
+    pub host: String,
+    /// The port.
+    pub port: u16,
+}
+
+impl HttpProxy {
+    /// `host:port`, IPv6 in brackets.
+    pub fn authority(&self) -> String {
+        format!("{}:{}", bracketed(&self.host), self.port)
+    }
+}
+
+/// A host as it stands in a URL.
+fn bracketed(host: &str) -> Cow<'_, str> {
+    if host.contains(':') { format!("[{host}]").into() } else { host.into() }
 }
 
 impl Upstream {
+    /// `host:port`, always with the port, IPv6 in brackets.
+    pub fn host_and_port(&self) -> String {
+        format!("{}:{}", bracketed(&self.host), self.port)
+    }
+
+    /// Whether each request names the host.
+    pub fn is_requested(&self) -> bool {
+        self.egress.is_some() && self.host.is_empty()
+    }
+
+    /// The upstream that a request for this host and port goes to: by the port of the settings, else the one that was
+    /// named, else that of the scheme. `None` if it may not be reached.
+    ///
+    /// A client that speaks `http` to this proxy and means `https` names port 80, or none.
+    pub fn at(&self, host: &str, port: Option<u16>) -> Option<Upstream> {
+        let egress = self.egress.as_ref()?;
+        let own = if self.tls { 443 } else { 80 };
+        let port = match (self.port, port) {
+            (0, None | Some(80)) => own,
+            (0, Some(named)) => named,
+            (set, _) => set,
+        };
+        egress.permits(host, port).then(|| Upstream {
+            host: host.trim_end_matches('.').to_ascii_lowercase(),
+            port,
+            ..self.clone()
+        })
+    }
+
     /// `host[:port]` as it stands in a `Host` field: without the scheme's default port, IPv6 in brackets.
     pub fn authority(&self) -> String {
-        let host = if self.host.contains(':') { format!("[{}]", self.host) } else { self.host.clone() };
         let default = if self.tls { 443 } else { 80 };
-        if self.port == default { host } else { format!("{host}:{}", self.port) }
+        if self.port == default { bracketed(&self.host).into_owned() } else { self.host_and_port() }
     }
 }
 

@@ -48,11 +48,13 @@ pub enum RequestResult {
     Overloaded,
     /// No route matches.
     NoRoute,
+    /// Named a host that may not be reached.
+    EgressRefused,
 }
 
 impl RequestResult {
     /// Every result, in the order of the enum.
-    pub const ALL: [RequestResult; 15] = [
+    pub const ALL: [RequestResult; 16] = [
         RequestResult::Executed,
         RequestResult::Replayed,
         RequestResult::Joined,
@@ -68,6 +70,7 @@ impl RequestResult {
         RequestResult::StoreError,
         RequestResult::Overloaded,
         RequestResult::NoRoute,
+        RequestResult::EgressRefused,
     ];
 
     /// The word in metrics and logs.
@@ -88,6 +91,7 @@ impl RequestResult {
             RequestResult::StoreError => "store_error",
             RequestResult::Overloaded => "overloaded",
             RequestResult::NoRoute => "no_route",
+            RequestResult::EgressRefused => "egress_refused",
         }
     }
 }
@@ -96,6 +100,39 @@ impl EncodeLabelValue for RequestResult {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         self.as_str().encode(encoder)
     }
+}
+
+/// How a reload of the settings ended: the label `result` of `onceproxy_config_reloads_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reload {
+    /// The new settings are in force.
+    Success,
+    /// They had mistakes, and the old ones stay.
+    Failure,
+}
+
+impl Reload {
+    /// Both.
+    pub const ALL: [Reload; 2] = [Reload::Success, Reload::Failure];
+
+    /// The word in metrics.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Reload::Success => "success",
+            Reload::Failure => "failure",
+        }
+    }
+}
+
+impl EncodeLabelValue for Reload {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.as_str().encode(encoder)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct ReloadLabel {
+    result: Reload,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -112,6 +149,11 @@ struct RouteResultLabels {
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct StateLabel {
     state: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
@@ -164,6 +206,10 @@ pub struct Metrics {
     store_errors: Family<OperationKindLabels, Counter>,
     connections: Gauge,
     buffered_bytes: Gauge,
+    ready: Gauge,
+    build: Family<VersionLabel, Gauge>,
+    config_reloads: Family<ReloadLabel, Counter>,
+    config_last_reload_successful: Gauge,
 }
 
 impl Metrics {
@@ -191,7 +237,17 @@ impl Metrics {
             store_errors: Family::default(),
             connections: Gauge::default(),
             buffered_bytes: Gauge::default(),
+            ready: Gauge::default(),
+            build: Family::default(),
+            config_reloads: Family::default(),
+            config_last_reload_successful: Gauge::default(),
         };
+        metrics.build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
+        // The settings of the start are good ones, and an alert on the rate of failures needs a beginning.
+        metrics.config_last_reload_successful.set(1);
+        for result in Reload::ALL {
+            drop(metrics.config_reloads.get_or_create(&ReloadLabel { result }));
+        }
         metrics.register();
         Arc::new(metrics)
     }
@@ -260,6 +316,14 @@ impl Metrics {
         r.register("store_errors", "Store operations that failed, by kind", self.store_errors.clone());
         r.register("connections", "Client connections that are open now", self.connections.clone());
         r.register("buffered_bytes", "Bytes of request and response bodies held now", self.buffered_bytes.clone());
+        r.register("ready", "Whether the process wants traffic and its store keeps the promise", self.ready.clone());
+        r.register("build_info", "Always 1; which version this is", self.build.clone());
+        r.register("config_reloads", "Reloads of the settings, by how they ended", self.config_reloads.clone());
+        r.register(
+            "config_last_reload_successful",
+            "1 while the settings in force are those that were read last, 0 after a reload that failed",
+            self.config_last_reload_successful.clone(),
+        );
     }
 
     /// The exposition in OpenMetrics text format, and its content type.
@@ -311,6 +375,11 @@ impl Metrics {
         self.records_open.get_or_create(&StateLabel { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
     }
 
+    /// Shows what `/readyz` says now.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.set(ready.into());
+    }
+
     /// The handles of one kind of store operation (`claim`, `renew`, `complete`, …).
     pub fn store_operation(&self, operation: &'static str) -> StoreOperationMetrics {
         StoreOperationMetrics {
@@ -318,6 +387,12 @@ impl Metrics {
             seconds: self.store_seconds.get_or_create(&OperationLabel { operation }).clone(),
             errors: self.store_errors.clone(),
         }
+    }
+
+    /// Counts a reload of the settings, and shows how it ended.
+    pub fn reloaded(&self, result: Reload) {
+        self.config_reloads.get_or_create(&ReloadLabel { result }).inc();
+        self.config_last_reload_successful.set(i64::from(result == Reload::Success));
     }
 
     /// Client connections that are open now.
@@ -361,10 +436,10 @@ impl StoreOperationMetrics {
 /// The metrics of one route, resolved.
 #[derive(Clone, Debug)]
 pub struct RouteMetrics {
-    requests: [Counter<u64, AtomicU64>; 15],
+    requests: [Counter<u64, AtomicU64>; 16],
     name: String,
     /// Made when first needed: each is a series for every bucket, and most results are rare.
-    request_seconds: Arc<[OnceLock<Histogram>; 15]>,
+    request_seconds: Arc<[OnceLock<Histogram>; 16]>,
     all_request_seconds: HistogramFamily<RouteResultLabels>,
     /// Requests handed to an upstream connection.
     pub upstream_sends: Counter,
@@ -427,6 +502,7 @@ mod tests {
             r#"onceproxy_request_seconds_count{route="payments",result="executed"} 1"#,
             r#"onceproxy_in_flight{route="payments"} 0"#,
             r#"onceproxy_lease_used_ratio_count{route="payments"} 0"#,
+            concat!(r#"onceproxy_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""} 1"#),
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

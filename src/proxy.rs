@@ -8,6 +8,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use http::header::CONTENT_LENGTH;
 use http::{Request, Response, request};
 use hyper::body::Incoming;
@@ -28,6 +29,7 @@ pub mod recent;
 
 pub mod forward;
 pub mod pass;
+pub mod tunnel;
 
 pub mod record;
 
@@ -38,7 +40,7 @@ pub mod error;
 pub mod headers;
 
 use self::body::{Body, Budget, Share};
-use self::claim::Claimed;
+use self::claim::{Claimed, Looked};
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
 use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
@@ -46,12 +48,13 @@ use self::forward::{Caller, Delivery, Outcome, Outgoing};
 use self::join::Joined;
 use self::key::{Found, Identity, Key, KeyFault};
 use self::lease::Lease;
-use self::pass::Plain;
+use self::pass::{Passage, Plain};
 use self::recent::Recent;
 use self::record::Ending;
 use self::respond::Answer;
+use self::route::egress::{self, Destinations};
 use self::route::{Route, Routes};
-use crate::config::{Config, Limits};
+use crate::config::{Config, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Claim, Fingerprint, Reason};
 use crate::shutdown::{Signal, TaskGuard, Tasks};
@@ -87,12 +90,23 @@ impl Shared {
             cut_off: Signal::new(),
         }
     }
+
+    /// Changes the budgets' sizes. What is taken already stays taken.
+    fn set_limits(&self, limits: &Limits) {
+        self.in_flight.set_limit(limits.in_flight);
+        self.waiting.set_limit(limits.waiting);
+        self.buffered.set_limit(limits.buffered);
+    }
 }
 
-/// The proxy of one core.
+/// The proxy of one core. Clones are the same proxy.
+///
+/// Its settings can be replaced while it serves ([`reload`]): a request takes one look at them and keeps what it saw, so
+/// that a running attempt ends under the settings it began with.
 #[derive(Clone)]
-pub struct Proxy(Arc<Core>);
+pub struct Proxy(Arc<ArcSwap<Core>>);
 
+/// One state of the settings, with what it needs on this core.
 struct Core {
     routes: Routes,
     /// How fingerprints are made, by the route's index.
@@ -100,7 +114,39 @@ struct Core {
     store: Arc<dyn Store>,
     shared: Shared,
     body_timeout: Duration,
+    /// Of clients' connections.
+    idle_timeout: Duration,
     log_requests: bool,
+}
+
+/// A route's upstream cannot be prepared: the name of the route, and what is wrong.
+pub type UnusableRoute = (String, TlsSetupError);
+
+/// Replaces the settings of the proxies of all cores: of all, or on an error of none.
+///
+/// A route whose upstream stays the same keeps its connections, unless it has certificates of its own to trust, which
+/// are read anew. What the cores share keeps its counts under the new limits.
+///
+/// # Errors
+/// The name of a route, if the certificates for its `https` upstream cannot be read.
+pub fn reload(cores: &[Proxy], config: &Config) -> Result<(), UnusableRoute> {
+    let mut next: Vec<Arc<Core>> = Vec::with_capacity(cores.len());
+    for Proxy(core) in cores {
+        let running = core.load_full();
+        let made = match next.first() {
+            None => running.with(config)?,
+            Some(first) => first.for_another_core(running.store.clone(), Some(&running.routes)),
+        };
+        next.push(Arc::new(made));
+    }
+    if let Some(first) = next.first() {
+        first.shared.set_limits(&config.limits);
+        first.routes.set_limits();
+    }
+    for (Proxy(core), next) in cores.iter().zip(next) {
+        core.store(next);
+    }
+    Ok(())
 }
 
 impl Proxy {
@@ -108,51 +154,100 @@ impl Proxy {
     ///
     /// # Errors
     /// The name of a route, if the certificates for its `https` upstream cannot be read.
-    pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, (String, TlsSetupError)> {
-        let routes = config.routes.iter().enumerate().map(|(index, route)| {
-            let metrics = shared.metrics.route(&route.name);
-            let pool = Pool::new(&route.upstream, route.connect_timeout, route.idle_timeout, &metrics)
-                .map_err(|error| (route.name.to_string(), error))?;
-            Ok(Arc::new(Route { pool, index, config: route.clone(), metrics }))
+    pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, UnusableRoute> {
+        Core::new(config, shared, store, None).map(Proxy::of)
+    }
+
+    /// The proxy of a further core: with connections of its own, and its own handle on the store.
+    pub fn for_another_core(&self) -> Proxy {
+        let core = self.0.load_full();
+        Proxy::of(core.for_another_core(core.store.for_core(), None))
+    }
+
+    fn of(core: Core) -> Proxy {
+        Proxy(Arc::new(ArcSwap::from_pointee(core)))
+    }
+
+    /// Answers one request, under the settings as they are now.
+    pub fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> impl Future<Output = Response<Body>> + use<> {
+        // Not a mere borrow: few of those are free of locks at a time, and this one lasts as long as the request.
+        self.0.load_full().handle(request, peer)
+    }
+}
+
+impl Core {
+    fn new(
+        config: &Config,
+        shared: &Shared,
+        store: Arc<dyn Store>,
+        running: Option<&Routes>,
+    ) -> Result<Core, UnusableRoute> {
+        let routes = config.routes.iter().enumerate().map(|(index, config)| {
+            let metrics = shared.metrics.route(&config.name);
+            let running = running.and_then(|routes| routes.named(&config.name));
+            let pool = match running.and_then(|route| route.reusable_pool(config)) {
+                Some(pool) => pool,
+                None => Pool::new(&config.upstream, config.connect_timeout, config.idle_timeout, &metrics)
+                    .map_err(|error| (config.name.to_string(), error))?,
+            };
+            // Of the same name, so that what runs goes on counting. Its size is set once all is well.
+            let in_flight = match running {
+                Some(route) => route.in_flight.clone(),
+                None => Budget::new(config.max_in_flight.unwrap_or(usize::MAX)),
+            };
+            let destinations = Destinations::default();
+            Ok(Arc::new(Route { pool, index, config: config.clone(), in_flight, metrics, destinations }))
         });
-        Ok(Proxy(Arc::new(Core {
+        Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
             policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
             store,
             shared: shared.clone(),
             body_timeout: config.limits.body_timeout,
+            idle_timeout: config.limits.idle_timeout,
             log_requests: config.log.requests,
-        })))
+        })
     }
 
-    /// The proxy of a further core: with connections of its own, and its own handle on the store.
-    pub fn for_another_core(&self) -> Proxy {
-        Proxy(Arc::new(Core {
-            routes: self.0.routes.for_another_core(),
-            policies: self.0.policies.clone(),
-            store: self.0.store.for_core(),
-            shared: self.0.shared.clone(),
-            body_timeout: self.0.body_timeout,
-            log_requests: self.0.log_requests,
-        }))
+    /// This core under other settings.
+    fn with(&self, config: &Config) -> Result<Core, UnusableRoute> {
+        Core::new(config, &self.shared, self.store.clone(), Some(&self.routes))
     }
 
-    /// Answers one request.
-    pub async fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    /// The same settings on another core, which keeps what it can of the routes that it runs.
+    fn for_another_core(&self, store: Arc<dyn Store>, running: Option<&Routes>) -> Core {
+        Core {
+            routes: self.routes.for_another_core(running),
+            policies: self.policies.clone(),
+            store,
+            shared: self.shared.clone(),
+            body_timeout: self.body_timeout,
+            idle_timeout: self.idle_timeout,
+            log_requests: self.log_requests,
+        }
+    }
+
+    async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
         let started = Instant::now();
-        let (head, body) = request.into_parts();
-        let route = match self.0.routes.find(&head) {
+        let (mut head, body) = request.into_parts();
+        let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
-                body::drain(body);
-                self.0.shared.metrics.no_route();
+                body::discard(&head, body);
+                self.shared.metrics.no_route();
                 return problem.into_response();
             }
         };
-        let answer = self.steps(&route, &head, body, peer).await.unwrap_or_else(Answer::problem);
+        let answer = match egress::destination(&route, &head) {
+            Ok(route) => self.steps(&route, &mut head, body, peer).await.unwrap_or_else(Answer::problem),
+            Err(problem) => {
+                body::discard(&head, body);
+                Answer::problem(problem)
+            }
+        };
         let took = started.elapsed();
         route.metrics.answered(answer.result, took);
-        if self.0.log_requests {
+        if self.log_requests {
             tracing::info!(
                 route = %route.config.name,
                 record = answer.record.as_ref().map(tracing::field::display),
@@ -170,28 +265,21 @@ impl Proxy {
     async fn steps(
         &self,
         route: &Arc<Route>,
-        head: &request::Parts,
+        head: &mut request::Parts,
         body: Incoming,
         peer: SocketAddr,
     ) -> Result<Answer, Problem> {
-        if !route.config.methods.contains(&head.method) {
-            return self.pass(route, head, Plain::Coming(body), peer).await;
-        }
         let found = match key_from_head(route, head) {
-            Ok(Found::Absent) if route.config.key_required => Err(key_missing()),
             Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer).await,
-            found => found,
-        };
-        let found = match found {
             Ok(found) => found,
             Err(problem) => {
-                body::drain(body);
+                body::discard(head, body);
                 return Err(problem);
             }
         };
         let max = route.config.max_request_body;
-        let body = body::read(body, max, self.0.body_timeout, &self.0.shared.buffered).await?;
-        let fingerprint = self.0.policies[route.index]
+        let body = body::read(head, body, max, self.body_timeout, &self.shared.buffered).await?;
+        let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
         let key = match found {
@@ -204,9 +292,13 @@ impl Proxy {
             }
             return self.pass(route, head, Plain::Read(body.bytes), peer).await;
         };
+        if tunnel::asked_for(head).is_some() {
+            return Err(key_with_upgrade());
+        }
         let identity = key::identify(&route.config, head, &key);
-        let id = self.0.log_requests.then(|| identity.id.clone());
-        let keyed = Keyed { route, head, peer, body: Some(body), fingerprint, key, identity };
+        let id = self.log_requests.then(|| identity.id.clone());
+        let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
+        let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity };
         let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
         Ok(Answer { record: id, ..answer })
     }
@@ -214,19 +306,18 @@ impl Proxy {
     /// Leads a flight for the key, or joins the one that is on.
     async fn keyed(&self, mut keyed: Keyed<'_>) -> Result<Answer, Problem> {
         loop {
-            let seat = match self.0.shared.flights.enter(&keyed.identity.id, &keyed.fingerprint) {
+            let seat = match self.shared.flights.enter(&keyed.identity.id, &keyed.fingerprint) {
                 Turn::Lead(lead) => return self.lead(keyed, lead).await,
                 Turn::Join(seat) => seat,
             };
             if !seat.fingerprint().conflicts_with(&keyed.fingerprint) {
-                // It can only join now. Ten thousand of them should not hold their bodies while they wait.
-                keyed.body = None;
+                keyed.let_go();
             }
-            match self.join(&keyed, seat).await? {
+            match self.join(&keyed, seat).await {
                 Joined::AskStore(false) => {}
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
-                    let conclusion = claim::ask(route, &self.0.store, &identity.id, fingerprint).await;
+                    let conclusion = claim::ask(route, &self.store, &identity.id, fingerprint).await;
                     return Ok(keyed.first(Arc::new(conclusion)));
                 }
                 joined => return Ok(keyed.joined(joined)),
@@ -235,21 +326,24 @@ impl Proxy {
     }
 
     /// Runs the attempt as a counted task, and listens to it.
-    async fn lead(&self, mut keyed: Keyed<'_>, mut lead: Lead) -> Result<Answer, Problem> {
-        let (Some(in_flight), Some(body)) = (self.in_flight(keyed.route), keyed.body.take()) else {
-            let problem = overloaded("requests in flight");
-            lead.leave();
-            lead.conclude(&Arc::new(problem.clone().into()));
-            return Err(problem);
+    async fn lead(&self, mut keyed: Keyed<'_>, lead: Lead) -> Result<Answer, Problem> {
+        let (in_flight, body) = match (self.in_flight(keyed.route), keyed.body.take()) {
+            (Ok(in_flight), Some(body)) => (in_flight, body),
+            (Err(problem), _) => return Ok(self.without_room(&keyed, lead, problem).await),
+            // It could only join when it let go of its body, and has been asked to lead after all.
+            (Ok(_), None) => {
+                let problem = Problem::in_progress(&keyed.identity.id);
+                return Ok(self.without_room(&keyed, lead, problem).await);
+            }
         };
         let (sender, receiver) = oneshot::channel();
         let witness = lead.witness();
         // Boxed, as is the work itself: starting and ending a task moves it several times.
         let attempt = Box::new(Attempt {
-            _counted: self.0.shared.tasks.enter(),
+            _counted: self.shared.tasks.enter(),
             route: keyed.route.clone(),
-            store: self.0.store.clone(),
-            shared: self.0.shared.clone(),
+            store: self.store.clone(),
+            shared: self.shared.clone(),
             claim: claim::attempt(&keyed.route.config, &keyed.identity.id, &keyed.fingerprint, keyed.key.is_quoted()),
             outgoing: keyed.outgoing(body),
             identity: keyed.identity.clone(),
@@ -259,24 +353,44 @@ impl Proxy {
         tokio::spawn(Box::pin(attempt.run(lead, Caller::new(sender))));
         match tokio::time::timeout(keyed.route.config.timeout, receiver).await {
             Ok(Ok(Delivery::Concluded(conclusion))) => Ok(keyed.first(conclusion)),
-            Ok(Ok(Delivery::Flowing(response))) => Ok(Answer::new(*response, RequestResult::Executed).with_via()),
+            Ok(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),
             Ok(Ok(Delivery::Elsewhere(seat))) => {
-                let joined = self.join(&keyed, seat).await?;
+                keyed.let_go();
+                let joined = self.join(&keyed, seat).await;
                 Ok(keyed.joined(joined))
             }
             Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
-            Err(_) if witness.was_granted() => Err(Problem::still_listening(&keyed.identity.id)),
+            Err(_) if witness.was_granted() => {
+                witness.tell_unknown();
+                Err(Problem::still_listening(&keyed.identity.id))
+            }
             // The store has not even answered; if it grants the claim now, the attempt goes on for a repeat to find.
             Err(_) => Err(claim::unavailable(&keyed.identity.id)),
         }
     }
 
-    async fn join(&self, keyed: &Keyed<'_>, seat: Seat) -> Result<Joined, Problem> {
+    /// Answers a request that may not be forwarded now. Over the limit nothing is claimed; what is done already is
+    /// replayed all the same.
+    async fn without_room(&self, keyed: &Keyed<'_>, mut lead: Lead, problem: Problem) -> Answer {
+        let found = claim::look(keyed.route, &self.store, &keyed.identity.id, &keyed.fingerprint).await;
+        let conclusion = Arc::new(match found {
+            Looked::Absent => problem.into(),
+            Looked::Running => Problem::in_progress(&keyed.identity.id).into(),
+            Looked::Concluded(conclusion) => conclusion,
+        });
+        lead.leave();
+        lead.conclude(&conclusion);
+        keyed.first(conclusion)
+    }
+
+    async fn join(&self, keyed: &Keyed<'_>, seat: Seat) -> Joined {
         let route = keyed.route;
-        let _share = self.0.shared.waiting.take(1).ok_or_else(|| overloaded("waiting duplicates"))?;
-        let _counted = Counted::new(&route.metrics.waiting);
-        let patience = keyed.preferred_wait().unwrap_or(route.config.wait_timeout);
-        Ok(join::join(route, &keyed.identity.id, &keyed.fingerprint, seat, patience).await)
+        let room = || {
+            let share = self.shared.waiting.take(1)?;
+            Some((share, Counted::new(&route.metrics.waiting)))
+        };
+        let patience = keyed.preferred_wait.unwrap_or(route.config.wait_timeout);
+        join::join(route, &keyed.identity.id, &keyed.fingerprint, seat, patience, room).await
     }
 
     /// Passes a request through without protection.
@@ -287,33 +401,44 @@ impl Proxy {
         body: Plain,
         peer: SocketAddr,
     ) -> Result<Answer, Problem> {
-        let Some(in_flight) = self.in_flight(route) else {
-            if let Plain::Coming(body) = body {
-                body::drain(body);
+        let in_flight = match self.in_flight(route) {
+            Ok(in_flight) => in_flight,
+            Err(problem) => {
+                if let Plain::Coming(body) = body {
+                    body::discard(head, body);
+                }
+                return Err(problem);
             }
-            return Err(overloaded("requests in flight"));
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
-        Box::pin(pass::pass(route, head, body, peer, Box::new(in_flight))).await
+        let passage = Passage { peer, held: Box::new(in_flight), idle: self.idle_timeout, shared: &self.shared };
+        Box::pin(pass::pass(route, head, body, passage)).await
     }
 
-    fn in_flight(&self, route: &Route) -> Option<InFlight> {
-        let share = self.0.shared.in_flight.take(1)?;
-        Some(InFlight { _share: share, _counted: Counted::new(&route.metrics.in_flight) })
+    fn in_flight(&self, route: &Route) -> Result<InFlight, Problem> {
+        let total = self.shared.in_flight.take(1).ok_or_else(|| overloaded("requests in flight"))?;
+        // Without a limit nothing is counted: the cores would pass one number back and forth for nothing.
+        let own = match route.config.max_in_flight {
+            Some(_) => Some(route.in_flight.take(1).ok_or_else(|| overloaded("requests in flight on this route"))?),
+            None => None,
+        };
+        Ok(InFlight { _total: total, _own: own, _counted: Counted::new(&route.metrics.in_flight) })
     }
 }
 
 impl std::fmt::Debug for Proxy {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Proxy").field("routes", &self.0.routes).finish_non_exhaustive()
+        f.debug_struct("Proxy").field("routes", &self.0.load().routes).finish_non_exhaustive()
     }
 }
 
 /// A keyed request, read whole.
 struct Keyed<'a> {
     route: &'a Arc<Route>,
-    head: &'a request::Parts,
+    head: &'a mut request::Parts,
     peer: SocketAddr,
+    /// How long the client wants to wait as a duplicate, if that is less than the route would let it.
+    preferred_wait: Option<Duration>,
     /// Gone once the request can only join.
     body: Option<body::Whole>,
     fingerprint: Fingerprint,
@@ -322,6 +447,14 @@ struct Keyed<'a> {
 }
 
 impl Keyed<'_> {
+    /// Lets go of the request itself, which can only join now. Its parts share the connection's first read buffer; ten
+    /// thousand waiting ones should not hold theirs.
+    fn let_go(&mut self) {
+        self.body = None;
+        self.head.headers = http::HeaderMap::new();
+        self.head.uri = http::Uri::default();
+    }
+
     fn outgoing(&self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
         let key = Some((&self.key, self.key.is_quoted()));
@@ -339,15 +472,11 @@ impl Keyed<'_> {
         }
     }
 
-    /// How long the client wants to wait as a duplicate, if that is less than the route would let it.
-    fn preferred_wait(&self) -> Option<Duration> {
-        headers::preferred_wait(&self.head.headers).filter(|wait| *wait < self.route.config.wait_timeout)
-    }
-
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
         let answer = respond::first(conclusion);
         let duplicate = matches!(answer.result, RequestResult::Replayed | RequestResult::InProgress);
-        if duplicate { answer.with_preference(self.preferred_wait()) } else { answer }
+        let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
+        if duplicate && waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
 
     fn joined(&self, joined: Joined) -> Answer {
@@ -357,7 +486,8 @@ impl Keyed<'_> {
             // A seat of its own flight: the store has just said that another process is at it.
             Joined::AskStore(_) => Answer::problem(Problem::in_progress(&self.identity.id)),
         };
-        answer.with_preference(self.preferred_wait())
+        let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
+        if waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
 }
 
@@ -408,7 +538,7 @@ impl Attempt {
         }
         let ending = hold(&route, &lease, outgoing, &mut caller, &shared.cut_off).await;
         let Ending { conclusion, unfinished, hold } = ending;
-        if caller.left() && matches!(*conclusion, Conclusion::Answered(_)) {
+        if lead.told_unknown() && matches!(*conclusion, Conclusion::Answered(_)) {
             route.metrics.late_answers.inc();
         }
         drop(in_flight);
@@ -468,10 +598,11 @@ async fn catch_panic<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::
     .await
 }
 
-/// A request in flight, counted against the limit and in the gauge.
+/// A request in flight, counted against the limits and in the gauge.
 #[derive(Debug)]
 struct InFlight {
-    _share: Share,
+    _total: Share,
+    _own: Option<Share>,
     _counted: Counted,
 }
 
@@ -492,9 +623,16 @@ impl Drop for Counted {
     }
 }
 
+/// The key as far as the head gives it. Absent: the request is none that this route protects.
 fn key_from_head(route: &Route, head: &request::Parts) -> Result<Found, Problem> {
     key::check_connection(&route.config, head).map_err(|fault| key_problem(&fault))?;
-    key::from_head(&route.config, head).map_err(|fault| key_problem(&fault))
+    if !route.config.methods.contains(&head.method) {
+        return Ok(Found::Absent);
+    }
+    match key::from_head(&route.config, head).map_err(|fault| key_problem(&fault))? {
+        Found::Absent if route.config.key_required => Err(key_missing()),
+        found => Ok(found),
+    }
 }
 
 fn key_problem(fault: &KeyFault) -> Problem {
@@ -503,6 +641,15 @@ fn key_problem(fault: &KeyFault) -> Problem {
         KeyFault::Body { .. } => Kind::BodyInvalid,
     };
     Problem::new(kind, fault.to_string())
+}
+
+/// The key's fault, and not the upgrade's: without a key the same request is passed on.
+fn key_with_upgrade() -> Problem {
+    Problem::new(
+        Kind::KeyInvalid,
+        "A request that asks for another protocol (Upgrade) cannot have a key: a switched connection has no response that \
+         could be recorded. Leave out one of the two; nothing was forwarded.",
+    )
 }
 
 fn key_missing() -> Problem {

@@ -389,8 +389,10 @@ impl Record {
     }
 
     fn become_unknown(&mut self, since: Timestamp, reason: Reason, response: Option<Response>) {
-        // An attempt that may still be running is never forgotten, whatever its age.
-        let expires_at = self.unknown_retention.map(|age| (since + age).max(self.abandon_at));
+        // An attempt that may still be running is never forgotten, whatever its age. All but a lapse are said by the
+        // attempt itself, at its end.
+        let running_until = if reason == Reason::Lapsed { self.abandon_at } else { since };
+        let expires_at = self.unknown_retention.map(|age| (since + age).max(running_until));
         self.state = State::Unknown { since, reason, expires_at, response };
     }
 
@@ -606,6 +608,11 @@ pub enum CompleteReply {
     Stored,
     /// Recorded, although the store had forgotten the claim.
     Rewritten,
+    /// Recorded without its body, for which the store had no room. Back-ends say this; the rule never does.
+    WithoutBody {
+        /// The store had forgotten the claim as well.
+        rewritten: bool,
+    },
     /// There already is a completed record; this is what it holds, and what the caller gets.
     Already(Replay),
     /// The record is another attempt's. Nothing was written.

@@ -8,11 +8,11 @@
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
 use std::net::SocketAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response};
+use http::{Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -65,6 +65,10 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// When `stop` is given, connections between two requests close at once, running requests get their answers with
 /// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
 /// the caller's, who may drop the future. A service that panics costs its connection, nothing else.
+///
+/// An answer of 101 ends HTTP on its connection, whose bytes are then the service's: it has them from
+/// [`hyper::upgrade::on`]. Such a connection keeps its place under the limit, has no deadline here, and is not waited
+/// for.
 ///
 /// A client that goes away while its request runs drops the service's future: work that must finish belongs in a task.
 pub async fn serve<S, F, B>(mut inbox: Inbox, service: S, limits: &Limits, stop: &Signal)
@@ -130,19 +134,18 @@ fn spawn<S, F, B>(
         }
     };
     let peer = Peer { remote, local };
-    let exchange = Arc::new(Exchange::new(drain.clone()));
+    let exchange = Arc::new(Exchange::new(drain.clone(), seat));
     let wire = Wire::new(stream, limits, exchange.clone());
     let shared = exchange.clone();
     let answering = service_fn(move |request| {
         let turn = exchange.begin();
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
-        let called = verdict.map(|()| service(request, peer));
+        // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
+        let called = verdict.map(|()| Box::pin(service(request, peer)));
         answer(called, turn, peer)
     });
-    let connection = http.serve_connection(TokioIo::new(wire), answering);
+    let connection = Box::pin(http.serve_connection(TokioIo::new(wire), answering).with_upgrades());
     spawn_counted(tasks, async move {
-        // Held until the connection is closed: its place under the limit, and its counts.
-        let _seat = seat;
         if let Err(error) = drive(connection, &shared).await {
             tracing::debug!(%remote, %error, "a connection ended early");
         }
@@ -150,7 +153,11 @@ fn spawn<S, F, B>(
 }
 
 /// Waits for the service's answer, or refuses the request.
-async fn answer<F, B>(called: Result<F, HeadFault>, turn: Turn, peer: Peer) -> Result<Response<Answer<B>>, Infallible>
+async fn answer<F, B>(
+    called: Result<Pin<Box<F>>, HeadFault>,
+    turn: Turn,
+    peer: Peer,
+) -> Result<Response<Answer<B>>, Infallible>
 where
     F: Future<Output = Response<B>>,
 {
@@ -167,11 +174,15 @@ where
         tokio::task::yield_now().await;
     }
     let drains = turn.exchange().drain().has_begun();
+    if matches!(&answered, Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS) {
+        turn.exchange().switch();
+    }
     let mut response = match answered {
         Ok(response) => response.map(|body| Answer::of(body, turn)),
         Err(fault) => Answer::refusal(fault, turn),
     };
-    if drains {
+    // An answer that says `close` as well would not switch.
+    if drains && response.status() != StatusCode::SWITCHING_PROTOCOLS {
         answer::close(&mut response);
     }
     Ok(response)
@@ -179,14 +190,16 @@ where
 
 /// Runs a connection to its end, and has it end with the request that is being answered when draining begins. A
 /// connection that is between two requests then is closed by its [`Wire`].
-async fn drive<S, B>(connection: http1::Connection<TokioIo<Wire>, S>, exchange: &Exchange) -> hyper::Result<()>
+async fn drive<S, B>(
+    mut connection: Pin<Box<http1::UpgradeableConnection<TokioIo<Wire>, S>>>,
+    exchange: &Exchange,
+) -> hyper::Result<()>
 where
     S: HttpService<Incoming, ResBody = B>,
     S::Error: Into<BoxError>,
     B: Body + 'static,
     B::Error: Into<BoxError>,
 {
-    let mut connection = pin!(connection);
     let drain = exchange.drain();
     let mut wake = None;
     let mut told = false;

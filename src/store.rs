@@ -96,7 +96,7 @@ pub trait Store: Send + Sync {
     /// See [`crate::record::renew`].
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply>;
 
-    /// See [`crate::record::complete`]. A store too full for the body records the response without it.
+    /// See [`crate::record::complete`]. A store too full for the body records the response without it, and says so.
     fn complete<'a>(
         &'a self,
         claim: &'a Claim,
@@ -126,6 +126,7 @@ pub trait Store: Send + Sync {
     fn get<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Option<Record>>;
 
     /// Open records (claimed, unknown) from an index, never by scanning everything; oldest first within the index.
+    /// A cursor that no page ended with is a [`BadQuery`](StoreErrorKind::BadQuery).
     fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page>;
 
     /// Begins to watch a record, before the look that decides to wait.
@@ -142,10 +143,16 @@ pub trait Watch: Send {
     fn changed(&mut self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
-/// Why a store cannot be relied on now, in words for `/readyz` and for the log.
+/// Why a store cannot be relied on now, in words for the probes and for the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct NotReady(pub String);
+pub enum NotReady {
+    /// It may pass by itself: the store is away, or set so that it forgets claims.
+    #[error("{0}")]
+    ForNow(String),
+    /// It will not pass while this process runs, but a new one may open the store again.
+    #[error("{0}")]
+    UntilRestart(String),
+}
 
 /// Which open records an operator wants.
 #[derive(Clone, Debug, Default)]
@@ -219,11 +226,13 @@ pub enum StoreErrorKind {
     Unreadable,
     /// The store failed in a way after which it cannot be trusted (a commit that failed).
     Broken,
+    /// The store did not fail: it was asked with a cursor that it never gave out.
+    BadQuery,
 }
 
 impl StoreErrorKind {
-    /// Every kind.
-    pub const ALL: [StoreErrorKind; 5] = [
+    /// Every kind that is a failure of the store, and counted as one.
+    pub const FAILURES: [StoreErrorKind; 5] = [
         StoreErrorKind::Unreachable,
         StoreErrorKind::TimedOut,
         StoreErrorKind::Refused,
@@ -239,7 +248,13 @@ impl StoreErrorKind {
             StoreErrorKind::Refused => "refused",
             StoreErrorKind::Unreadable => "unreadable",
             StoreErrorKind::Broken => "broken",
+            StoreErrorKind::BadQuery => "bad-query",
         }
+    }
+
+    /// Whether the store failed, and not whoever asked it.
+    pub fn is_failure(self) -> bool {
+        self != StoreErrorKind::BadQuery
     }
 }
 

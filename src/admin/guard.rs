@@ -32,7 +32,7 @@ fn refuse(state: &AdminState, method: &Method, headers: &HeaderMap) -> Option<Pr
             "This listener is on loopback: call it as localhost, 127.0.0.1 or [::1], not by another name.",
         ));
     }
-    match &state.token {
+    match &state.settings.load().token {
         Some(token) => {
             if let Some(problem) = refuse_token(token, headers) {
                 return Some(problem);

@@ -18,7 +18,7 @@ use super::problem::Problem;
 use super::wire::{self, Resolution};
 use super::{AdminState, FALLBACK_RETENTION, Peer};
 use crate::record::{ForgetReply, Record, RecordId, ResolveReply, State as RecordState, Token};
-use crate::store::{self, OpenState, StoreError};
+use crate::store::{self, OpenState, StoreError, StoreErrorKind};
 
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
@@ -72,7 +72,7 @@ pub(super) async fn resolve(
 ) -> Result<impl IntoResponse, Problem> {
     let id = parse_id(id)?;
     let resolution = Resolution::parse(&body.map_err(|rejection| bad_body(&rejection))?).map_err(Problem::invalid)?;
-    let retention = state.retention.get(id.route()).copied().unwrap_or(FALLBACK_RETENTION);
+    let retention = state.settings.load().retention.get(id.route()).copied().unwrap_or(FALLBACK_RETENTION);
     let finding = resolution.finding(retention);
     let reply = state
         .store
@@ -212,8 +212,11 @@ fn bad_body(rejection: &BytesRejection) -> Problem {
     Problem::invalid(format!("The body did not arrive whole: {}.", rejection.body_text()))
 }
 
-/// Logs a store failure, once, and makes the answer of it.
+/// Logs a store failure, once, and makes the answer of it. A call that asked for nonsense is no such failure.
 fn unanswered(operation: &'static str, id: Option<&RecordId>, error: &StoreError) -> Problem {
+    if error.kind == StoreErrorKind::BadQuery {
+        return Problem::invalid(format!("{}.", error.message));
+    }
     let source = error.source.as_deref().map(tracing::field::display);
     let record = id.map(tracing::field::display);
     tracing::warn!(operation, record, error = %error, source, "admin call not answered by the store");
@@ -238,7 +241,7 @@ struct Who {
 
 impl Who {
     fn of(state: &AdminState, peer: Option<Extension<Peer>>) -> Who {
-        Who { peer: peer.map(|Extension(peer)| peer), token: state.token.is_some() }
+        Who { peer: peer.map(|Extension(peer)| peer), token: state.settings.load().token.is_some() }
     }
 }
 

@@ -33,10 +33,13 @@ fn world() -> World {
         store: Arc::clone(&store) as Arc<dyn Store>,
         metrics: Metrics::new(),
         ready,
-        effective: "listen = \"127.0.0.1:8080\"\n".into(),
-        token: None,
+        settings: Arc::new(ArcSwap::from_pointee(Settings {
+            effective: "listen = \"127.0.0.1:8080\"\n".into(),
+            token: None,
+            retention: HashMap::from([("payments".to_owned(), Duration::from_secs(60))]),
+        })),
+        level: None,
         loopback: true,
-        retention: Arc::new(HashMap::from([("payments".to_owned(), Duration::from_secs(60))])),
     };
     World { store, state }
 }
@@ -65,6 +68,12 @@ impl Reply {
 }
 
 impl World {
+    /// As after a reload of settings that have a token.
+    fn want_token(&self, token: &str) {
+        let settings = Settings { token: Some(token.into()), ..(**self.state.settings.load()).clone() };
+        self.state.settings.store(Arc::new(settings));
+    }
+
     async fn send(&self, request: Request<Body>) -> Reply {
         let response = router(self.state.clone()).oneshot(request).await.unwrap();
         let (parts, body) = response.into_parts();
@@ -125,7 +134,7 @@ async fn is_alive_whatever_the_store_says_and_ready_only_with_it() {
     let world = world();
     assert_eq!(world.get("/readyz").await.status, 200);
 
-    *world.store.not_ready.lock().unwrap() = Some(NotReady("no connection to redis".to_owned()));
+    *world.store.not_ready.lock().unwrap() = Some(NotReady::ForNow("no connection to redis".to_owned()));
     let body = world.get("/readyz").await.problem(503, "not-ready");
     assert_eq!(body["detail"], "store: no connection to redis");
     assert_eq!(world.get("/livez").await.status, 200);
@@ -136,6 +145,29 @@ async fn is_alive_whatever_the_store_says_and_ready_only_with_it() {
     assert_eq!(body["detail"], "the proxy is starting or draining");
     assert_eq!(world.call(Method::HEAD, "/readyz").await.status, 503);
     assert_eq!(world.call(Method::HEAD, "/livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn is_not_alive_with_a_store_that_only_a_restart_mends() {
+    let world = world();
+    *world.store.not_ready.lock().unwrap() = Some(NotReady::UntilRestart("the last commit failed".to_owned()));
+    let body = world.get("/livez").await.problem(503, "restart-needed");
+    assert_eq!(body["detail"], "store: the last commit failed");
+    world.get("/readyz").await.problem(503, "not-ready");
+}
+
+#[tokio::test]
+async fn shows_in_the_metrics_what_readyz_says() {
+    let world = world();
+    let shown = async || {
+        world.get("/metrics").await.text.lines().find(|line| line.starts_with("onceproxy_ready ")).map(str::to_owned)
+    };
+    assert_eq!(shown().await.as_deref(), Some("onceproxy_ready 1"));
+    *world.store.not_ready.lock().unwrap() = Some(NotReady::ForNow("no connection to redis".to_owned()));
+    assert_eq!(shown().await.as_deref(), Some("onceproxy_ready 0"));
+    *world.store.not_ready.lock().unwrap() = None;
+    world.state.ready.set(false);
+    assert_eq!(shown().await.as_deref(), Some("onceproxy_ready 0"));
 }
 
 #[tokio::test]
@@ -367,9 +399,9 @@ async fn a_store_that_cannot_answer_is_503_and_says_that_a_change_may_have_been_
 
 #[tokio::test]
 async fn with_a_token_only_health_and_metrics_are_open() {
-    let mut world = world();
+    let world = world();
     let claim = world.unknown("payments", 1).await;
-    world.state.token = Some(SecretString::from("s3cret"));
+    world.want_token("s3cret");
     for open in ["/livez", "/readyz", "/metrics"] {
         assert_eq!(world.get(open).await.status, 200, "{open}");
     }
@@ -416,7 +448,7 @@ async fn on_loopback_a_page_under_another_name_gets_nothing() {
     // Elsewhere the token is what counts, and without one nothing is open.
     world.state.loopback = false;
     world.send(rebound(Method::GET, "/records".to_owned())).await.problem(403, "forbidden");
-    world.state.token = Some(SecretString::from("s3cret"));
+    world.want_token("s3cret");
     let mut call = rebound(Method::GET, "/records".to_owned());
     call.headers_mut().insert(header::AUTHORIZATION, "Bearer s3cret".parse().unwrap());
     assert_eq!(world.send(call).await.status, 200);
@@ -491,8 +523,8 @@ async fn changes_are_logged_with_who_what_and_why_and_refusals_are_not() {
     // the thread that comes by first). With two it asks both.
     let _second = tracing::Dispatch::new(tracing::subscriber::NoSubscriber::default());
     let _guard = tracing::subscriber::set_default(subscriber);
-    let mut world = world();
-    world.state.token = Some(SecretString::from("s3cret"));
+    let world = world();
+    world.want_token("s3cret");
     let claim = world.unknown("payments", 1).await;
     let body = json!({"token": claim.token.to_string(), "outcome": "executed", "note": "asked the bank",
         "response": {"status": 200, "body": "private"}})

@@ -2,7 +2,7 @@
 
 use std::process::ExitCode;
 
-use super::settings::SettingsArgs;
+use super::settings::{self, SettingsArgs};
 use super::{chain, fail, misuse};
 use crate::app;
 
@@ -13,6 +13,7 @@ Examples:
   onceproxy serve --listen 127.0.0.1:0 --upstream https://api.example.com --store redis://127.0.0.1:6379
 
 Without a file there is one route, `default`, to --upstream. SIGTERM or SIGINT stops it: running requests end first.
+SIGHUP, or a file that holds something else, reloads the settings.
 Exit codes: 0 stopped as told, 2 wrong usage or settings, 1 the rest, such as a port in use.";
 
 /// The arguments of `serve`.
@@ -25,11 +26,12 @@ pub(super) struct Args {
 
 /// Runs the proxy until it is told to stop.
 pub(super) fn run(args: &Args) -> ExitCode {
-    let loaded = match args.settings.load() {
+    let sources = args.settings.sources();
+    let loaded = match settings::load(&sources) {
         Ok(loaded) => loaded,
         Err(code) => return code,
     };
-    match app::run(loaded) {
+    match app::run(loaded, sources) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.is_wrong_settings() => misuse(&chain(&error)),
         Err(error) => fail(&chain(&error)),

@@ -35,16 +35,26 @@ pub(super) struct SettingsArgs {
 }
 
 impl SettingsArgs {
-    /// Loads the settings, or prints every mistake.
-    pub(super) fn load(&self) -> Result<Loaded, ExitCode> {
+    /// Where the settings come from.
+    pub(super) fn sources(&self) -> Sources {
         let flags = Flags {
             listen: self.listen.clone(),
             upstream: self.upstream.clone(),
             store: self.store.clone(),
             admin_listen: self.admin_listen.clone(),
         };
-        config::load(&Sources::real(self.config.clone(), flags)).map_err(|mistakes| report(&mistakes))
+        Sources::real(self.config.clone(), flags)
     }
+
+    /// Loads the settings, or prints every mistake.
+    pub(super) fn load(&self) -> Result<Loaded, ExitCode> {
+        load(&self.sources())
+    }
+}
+
+/// Loads these settings, or prints every mistake.
+pub(super) fn load(sources: &Sources) -> Result<Loaded, ExitCode> {
+    config::load(sources).map_err(|mistakes| report(&mistakes))
 }
 
 /// Which proxy an operator's command talks to.

@@ -3,9 +3,10 @@
 //! No name is looked up here: settings are checked without a network, and an upstream's name may change its address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
-use super::Upstream;
 use super::mistakes::{Wrong, wrong};
+use super::{HttpProxy, Upstream};
 
 /// Parses an address to listen on. Only an IP address or `localhost` (which is 127.0.0.1) will do: a bare port would
 /// leave open whether the whole network is meant.
@@ -35,10 +36,16 @@ pub(super) fn admin_listen(text: &str) -> Result<Option<SocketAddr>, Wrong> {
     listen(text).map(Some).map_err(|what| Wrong { right: format!("{}; or \"off\"", what.right), ..what })
 }
 
+/// Stands for the host that each request names.
+const REQUESTED_HOST: &str = "{host}";
+
 /// Parses the URL of an upstream. It has no path: the request target goes there as it came. Messages do not show the
 /// URL back, since a password may stand in it by mistake.
 pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
     let example = "write http://HOST:PORT or https://HOST, such as \"https://api.example.com\"";
+    if let Some(path) = text.strip_prefix("unix:") {
+        return unix(path);
+    }
     let (tls, rest) = match text.split_once("://") {
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => (false, rest),
         Some((scheme, rest)) if scheme.eq_ignore_ascii_case("https") => (true, rest),
@@ -63,16 +70,72 @@ pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
             "end it after the host and port; match paths with `path`, take them off with `strip_prefix`",
         ));
     }
-    let (host, port) = host_and_port(authority).map_err(|()| wrong("the URL has no valid host and port", example))?;
+    let (requested, authority) = match authority.strip_prefix(REQUESTED_HOST) {
+        // A host is needed to find the port; it is not kept.
+        Some(port) => (true, format!("host{port}")),
+        None => (false, authority.to_owned()),
+    };
+    let (host, port) = host_and_port(&authority).map_err(|()| wrong("the URL has no valid host and port", example))?;
+    let upstream = Upstream { tls, ..Upstream::default() };
     match port {
         Some(0) => Err(wrong("port 0 cannot be connected to", example)),
-        _ => Ok(Upstream { tls, host, port: port.unwrap_or(if tls { 443 } else { 80 }), ca_file: None }),
+        // What may be reached is filled in by whoever has read it.
+        _ if requested => Ok(Upstream { port: port.unwrap_or(0), egress: Some(Arc::default()), ..upstream }),
+        _ => Ok(Upstream { host, port: port.unwrap_or(if tls { 443 } else { 80 }), ..upstream }),
+    }
+}
+
+/// Parses the rest of `unix:/path`, or of `unix:///path`, which other programs write.
+fn unix(rest: &str) -> Result<Upstream, Wrong> {
+    /// What the address of a socket has room for.
+    const LONGEST: usize = 107;
+    let path = rest.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(rest);
+    let right = "write unix: and an absolute path, such as \"unix:/run/app.sock\"";
+    if !path.starts_with('/') || path.ends_with('/') || path.bytes().any(|byte| byte.is_ascii_control()) {
+        return Err(wrong("this is not the path of a socket", right));
+    }
+    if path.len() > LONGEST {
+        return Err(wrong("the path is too long for a socket", format!("at most {LONGEST} bytes")));
+    }
+    // Those are what `Host` says when the client's is not kept.
+    Ok(Upstream { host: "localhost".to_owned(), port: 80, socket: Some(path.into()), ..Upstream::default() })
+}
+
+/// Parses the URL of an HTTP proxy. Its port has no default: programs differ in it.
+pub(super) fn http_proxy(text: &str) -> Result<HttpProxy, Wrong> {
+    let right = "write http://HOST:PORT, such as \"http://proxy.example:3128\"";
+    let rest = match text.split_once("://") {
+        Some((scheme, rest)) if scheme.eq_ignore_ascii_case("http") => rest.strip_suffix('/').unwrap_or(rest),
+        _ => return Err(wrong("this is not a URL with http://", right)),
+    };
+    if rest.contains('@') {
+        return Err(wrong("a proxy that asks for a password is not supported", right));
+    }
+    match host_and_port(rest) {
+        Ok((host, Some(port))) if port > 0 => Ok(HttpProxy { host, port }),
+        _ => Err(wrong("the URL has no valid host and port", right)),
+    }
+}
+
+/// Parses the name in a certificate.
+pub(super) fn server_name(text: &str) -> Result<String, Wrong> {
+    match host_and_port(text) {
+        Ok((host, None)) => Ok(host),
+        _ => Err(wrong(format!("{text:?} cannot be the name in a certificate"), "write a DNS name or an IP address")),
     }
 }
 
 /// An upstream as it is written in a file.
 pub(super) fn print_upstream(upstream: &Upstream) -> String {
-    format!("{}://{}", if upstream.tls { "https" } else { "http" }, upstream.authority())
+    if let Some(path) = &upstream.socket {
+        return format!("unix:{}", path.display());
+    }
+    let scheme = if upstream.tls { "https" } else { "http" };
+    match (upstream.is_requested(), upstream.port) {
+        (false, _) => format!("{scheme}://{}", upstream.authority()),
+        (true, 0) => format!("{scheme}://{REQUESTED_HOST}"),
+        (true, port) => format!("{scheme}://{REQUESTED_HOST}:{port}"),
+    }
 }
 
 /// Splits `host[:port]`. The host comes back in lower case, an IPv6 address without brackets.

@@ -9,14 +9,14 @@ use std::time::Duration;
 use toml::Value;
 
 use super::address::print_upstream;
-use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN};
+use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS};
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
 use super::statuses::Verdict;
 use super::store::{Backend, StoreConfig};
 use super::store_url::{self, MASK};
 use super::values::{print_duration, print_size, word};
-use super::{Config, ForwardKey, Route};
+use super::{Config, ForwardKey, Route, Upstream};
 
 /// The effective settings as TOML. It loads again to the same settings, except that secrets are masked.
 pub fn effective(config: &Config) -> String {
@@ -35,6 +35,8 @@ pub fn effective(config: &Config) -> String {
     if config.admin.token.is_some() {
         page.text("token", MASK);
     }
+    page.head("[egress]");
+    page.texts("allow", &config.egress.allow);
     store(&mut page, &config.store);
     for one in &config.routes {
         route(&mut page, one);
@@ -78,7 +80,7 @@ fn route(page: &mut Page, route: &Route) {
     page.text("path", &route.path);
     page.value("strip_prefix", route.strip_prefix);
     page.text("upstream", print_upstream(&route.upstream));
-    page.path("ca_file", route.upstream.ca_file.as_deref());
+    upstream(page, &route.upstream);
     page.texts("methods", &route.methods);
     page.value("key", route.key.iter().map(print_key_source).collect::<Vec<_>>());
     page.value("key_required", route.key_required);
@@ -95,6 +97,9 @@ fn route(page: &mut Page, route: &Route) {
     }
     page.text("on_unknown", word(&ON_UNKNOWN, &route.on_unknown));
     times(page, route);
+    if let Some(most) = route.max_in_flight {
+        page.number("max_in_flight", most);
+    }
     page.size("max_request_body", route.max_request_body);
     page.size("max_response_body", route.max_response_body);
     page.text("on_store_error", word(&ON_STORE_ERROR, &route.on_store_error));
@@ -108,6 +113,19 @@ fn route(page: &mut Page, route: &Route) {
     page.text("forwarded", word(&FORWARDED, &route.forwarded));
     page.duration("connect_timeout", route.connect_timeout);
     page.duration("idle_timeout", route.idle_timeout);
+}
+
+fn upstream(page: &mut Page, upstream: &Upstream) {
+    if let Some(proxy) = &upstream.proxy {
+        page.text("upstream_proxy", format!("http://{}", proxy.authority()));
+    }
+    page.text("upstream_protocol", word(&PROTOCOLS, &upstream.http2));
+    page.path("ca_file", upstream.ca_file.as_deref());
+    page.path("client_cert_file", upstream.client.as_ref().map(|(cert, _)| cert.as_path()));
+    page.path("client_key_file", upstream.client.as_ref().map(|(_, key)| key.as_path()));
+    if let Some(name) = &upstream.server_name {
+        page.text("server_name", name);
+    }
 }
 
 fn times(page: &mut Page, route: &Route) {

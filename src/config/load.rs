@@ -15,7 +15,7 @@ use super::route::{self, Made};
 use super::sections::{self, Outer, Top};
 use super::store::StoreConfig;
 use super::tree::{File, Section};
-use super::{Admin, Config, Limits, Route, Upstream, address, risks};
+use super::{Admin, Config, Content, Egress, Limits, Route, Upstream, address, risks};
 
 /// The settings that flags give, as they were typed.
 #[derive(Clone, Default)]
@@ -114,6 +114,8 @@ pub struct Loaded {
     pub warnings: Vec<Warning>,
     /// The file they came from, if any.
     pub file: Option<PathBuf>,
+    /// What it held. A change after the settings were read shows as something else.
+    pub content: Option<Content>,
 }
 
 /// Puts the layers together and checks everything.
@@ -141,6 +143,8 @@ pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mi
     }
     let path = sources.file.clone().or_else(|| sources.environment.get("ONCEPROXY_CONFIG").map(PathBuf::from));
     let path = if sources.text.is_some() { None } else { path };
+    // Looked at before it is read: a change in between is then taken for one that is still to come.
+    let content = path.as_deref().and_then(Content::of);
     let read = || path.as_deref().and_then(|path| read_file(path, sources.file.is_some(), report));
     let text = sources.text.clone().or_else(read);
     let from_file = sources.text.is_some() || path.is_some();
@@ -159,7 +163,7 @@ pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mi
     let config = sections(&mut root, &layers, &routes_from);
     root.finish();
     let warnings = report.finish()?;
-    Ok(Loaded { config, warnings, file: path })
+    Ok(Loaded { config, warnings, file: path, content })
 }
 
 /// The file's text, or `None` after reporting why there is none.
@@ -227,9 +231,11 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
     );
     let store = sections::store(root, &layers.outer("ONCEPROXY_STORE", "--store", flags.store.as_ref()));
     same_address(root.report, &listen, &admin, admin_at);
+    let egress = Arc::new(sections::egress(root));
     let upstream = layers.outer("ONCEPROXY_UPSTREAM", "--upstream", flags.upstream.as_ref());
-    let routes = routes(root, &upstream, from, &Around { listen: &listen, store: &store, limits: &limits });
-    Config { listen: listen.value, drain_timeout, drain_delay, threads, limits, log, admin, store, routes }
+    let routes =
+        routes(root, &upstream, from, &Around { listen: &listen, store: &store, limits: &limits, egress: &egress });
+    Config { listen: listen.value, drain_timeout, drain_delay, threads, limits, log, admin, egress, store, routes }
 }
 
 /// Two listeners cannot share an address. Said where it was written, which may be either of the two.
@@ -249,6 +255,7 @@ struct Around<'a> {
     listen: &'a Located<SocketAddr>,
     store: &'a StoreConfig,
     limits: &'a Limits,
+    egress: &'a Arc<Egress>,
 }
 
 fn routes(root: &mut Section<'_>, outer: &Outer<'_>, from: &RoutesFrom, around: &Around<'_>) -> Vec<Arc<Route>> {
@@ -292,11 +299,12 @@ struct Placed {
 }
 
 fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around<'_>) -> Placed {
-    let made = route::read(&mut section, outer);
+    let made = route::read(&mut section, outer, around.egress);
     risks::of_route(&section, &made, around.store, around.limits);
     let Made { route, is_named, is_matchable, .. } = made;
     let (listen, target) = (around.listen.value, &route.upstream);
-    if target.port == listen.port() && is_reached_by(&target.host, listen) {
+    let is_tcp = target.socket.is_none() && target.proxy.is_none();
+    if is_tcp && target.port == listen.port() && is_reached_by(&target.host, listen) {
         let what = format!("{} is this proxy itself", target.authority());
         section.mistake("upstream", wrong(what, "name the server behind it"));
     }

@@ -152,11 +152,9 @@ impl Sender {
             Sender::Svix => vec![header("svix-id"), header("webhook-id")],
             Sender::Twilio => vec![header("i-twilio-idempotency-token")],
             Sender::AwsSns => vec![header("x-amz-sns-message-id")],
-            // Binary mode has them in the header, structured mode in the body. An id is unique within its source only.
-            Sender::CloudEvents => vec![
-                KeySource::Joined(vec![header("ce-source"), header("ce-id")]),
-                KeySource::Joined(vec![json("/source"), json("/id")]),
-            ],
+            // Binary mode has them in the header, structured mode in the body. An id is unique within its source only. In
+            // binary mode the source is in the scope: it is any URI reference, and as part of a key a comma would be refused.
+            Sender::CloudEvents => vec![header("ce-id"), KeySource::Joined(vec![json("/source"), json("/id")])],
             Sender::Gitlab => vec![header("idempotency-key")],
             // One payment has several events, and an AUTHORISATION may be reported as failed and later as successful.
             Sender::Adyen => {
@@ -169,9 +167,12 @@ impl Sender {
     /// What must separate its keys besides the preset's scope.
     pub(super) fn scope(self) -> Vec<ScopePart> {
         match self {
+            // Every hook and app that listens to an event gets it under one id, each with a payload of its own.
+            Sender::Github => vec![caller("x-github-hook-id")],
             // One action in a shop sends one event id under each topic that follows from it.
             Sender::Shopify => vec![caller("x-shopify-shop-domain"), caller("x-shopify-topic")],
             Sender::AwsSns => vec![caller("x-amz-sns-topic-arn")],
+            Sender::CloudEvents => vec![caller("ce-source")],
             Sender::Gitlab => vec![caller("x-gitlab-instance")],
             _ => Vec::new(),
         }

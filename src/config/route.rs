@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use http::Method;
 
-use super::address::upstream;
+use super::address::{http_proxy, print_upstream, server_name, upstream};
 use super::mistakes::{Located, wrong};
 use super::presets::{Defaults, PRESETS, Preset, SENDERS, Sender};
 use super::sources::{forward_key, key_source, scope_part};
@@ -16,8 +16,8 @@ use super::values::{
     route_path, size,
 };
 use super::{
-    BodyMode, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown, Route, ScopePart,
-    Upstream,
+    BodyMode, Egress, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown, Route,
+    ScopePart, Upstream,
 };
 
 /// The words of `fingerprint.body`.
@@ -36,6 +36,8 @@ pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 2] = [("hold", OnUnknown::Hold)
 /// The words of `on_store_error`.
 pub(super) const ON_STORE_ERROR: [(&str, OnStoreError); 2] =
     [("reject", OnStoreError::Reject), ("forward", OnStoreError::Forward)];
+/// The words of `upstream_protocol`, and whether each is HTTP/2.
+pub(super) const PROTOCOLS: [(&str, bool); 2] = [("h1", false), ("h2", true)];
 /// The words of `forwarded`.
 pub(super) const FORWARDED: [(&str, Forwarded); 2] = [("append", Forwarded::Append), ("drop", Forwarded::Drop)];
 
@@ -56,7 +58,7 @@ pub(super) struct Made {
 }
 
 /// Reads a route. `outer` is an upstream from outside the file, for the one route that needs no file.
-pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made {
+pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egress>) -> Made {
     let preset = section.text("preset", choice(&PRESETS)).map_or(Preset::Api, |located| located.value);
     let sender = section.text("key_preset", choice(&SENDERS)).map(|located| located.value);
     let defaults = preset.defaults();
@@ -70,7 +72,7 @@ pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made 
         host: host.map(|located| located.value),
         path: path.map_or_else(|| "/".to_owned(), |located| located.value),
         strip_prefix: section.flag("strip_prefix", false),
-        upstream: target(section, outer),
+        upstream: target(section, outer, egress),
         methods: methods(section, &defaults),
         key: key(section, &defaults, sender),
         key_required: section.flag("key_required", defaults.key_required),
@@ -86,6 +88,7 @@ pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made 
         timeout: section.duration("timeout", MOMENT, defaults.timeout),
         abandon_after: section.duration("abandon_after", MOMENT, defaults.abandon_after),
         lease: section.text("lease", at_least(SHORTEST_LEASE)).map_or(Duration::from_secs(10), |located| located.value),
+        max_in_flight: section.read("max_in_flight", count(1, 10_000_000)).map(|located| located.value),
         max_request_body: section.size("max_request_body", 8 << 20),
         max_response_body: section.size("max_response_body", 1 << 20),
         on_store_error: section.word("on_store_error", &ON_STORE_ERROR, OnStoreError::Reject),
@@ -121,20 +124,40 @@ fn name(section: &mut Section<'_>, outer: Option<&Upstream>) -> Option<Arc<str>>
     given.map(|located| located.value.into())
 }
 
-fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
+/// Settings of a route that mean nothing without TLS.
+const TLS_ONLY: [&str; 4] = ["ca_file", "client_cert_file", "client_key_file", "server_name"];
+
+fn target(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egress>) -> Upstream {
     let given = section.text("upstream", upstream).map(|located| located.value).or_else(|| outer.cloned());
     if given.is_none() && !section.has("upstream") {
         section.mistake("upstream", wrong("the route has no upstream", "add upstream = \"http://HOST:PORT\""));
     }
     let known = given.is_some();
     // Reported already where it is missing; the place holder never leaves this module's caller.
-    let mut target = given.unwrap_or_else(|| Upstream { tls: false, host: String::new(), port: 0, ca_file: None });
+    let mut target = given.unwrap_or_default();
+    if let Some(reachable) = &mut target.egress {
+        *reachable = egress.clone();
+        if egress.allow.is_empty() {
+            let what = "requests name the host, and none may be reached";
+            section
+                .mistake("upstream", wrong(what, "add [egress] with allow = [\"api.example.com\"], or name the host"));
+        }
+    }
     target.ca_file = section.path("ca_file");
-    if known && !target.tls && section.has("ca_file") {
-        section.mistake(
-            "ca_file",
-            wrong("the upstream is not reached by TLS", "take it out, or write https:// in `upstream`"),
-        );
+    target.http2 = section.word("upstream_protocol", &PROTOCOLS, false);
+    target.client = section.client_certificate();
+    target.server_name = section.text("server_name", server_name).map(|located| located.value);
+    target.proxy = section.text("upstream_proxy", http_proxy).map(|located| located.value);
+    for key in TLS_ONLY.into_iter().filter(|key| known && !target.tls && section.has(key)) {
+        let what = wrong("the upstream is not reached by TLS", "take it out, or write https:// in `upstream`");
+        section.mistake(key, what);
+    }
+    if target.socket.is_some() && section.has("upstream_proxy") {
+        section.mistake("upstream_proxy", wrong("a proxy cannot connect to a socket of this host", "take it out"));
+    }
+    if target.egress.is_some() && section.has("upstream_proxy") {
+        let what = "which address a requested host has would be the other proxy's to say";
+        section.mistake("upstream_proxy", wrong(what, "take it out, or name the host in `upstream`"));
     }
     target
 }
@@ -172,9 +195,14 @@ fn scope(
         let mut scope = defaults.scope.clone();
         scope.extend(sender.map(Sender::scope).unwrap_or_default());
         // Two proxies started by hand in front of two upstreams may share a store: their keys are not the same.
-        scope.extend(outer.map(|upstream| ScopePart::Constant(upstream.authority())));
+        scope.extend(outer.map(|upstream| ScopePart::Constant(identity(upstream))));
         scope
     })
+}
+
+/// What tells an upstream from others on the same store. Socket files all have the same authority.
+fn identity(upstream: &Upstream) -> String {
+    if upstream.socket.is_some() { print_upstream(upstream) } else { upstream.authority() }
 }
 
 fn fingerprint(route: &mut Section<'_>, defaults: &Defaults) -> Fingerprint {

@@ -10,6 +10,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use super::address::{admin_listen, listen};
+use super::egress::{Egress, allowed};
 use super::mistakes::{Located, Origin, Report, Wrong, wrong};
 use super::store::{Backend, RedisTls, StoreConfig};
 use super::tree::{Section, shown};
@@ -18,11 +19,11 @@ use super::{Admin, Limits, Log, LogFormat, LogLevel, risks, store_url};
 
 /// The words of `log.level`.
 pub(super) const LEVELS: [(&str, LogLevel); 5] = [
-    ("error", LogLevel::Error),
-    ("warn", LogLevel::Warn),
-    ("info", LogLevel::Info),
-    ("debug", LogLevel::Debug),
-    ("trace", LogLevel::Trace),
+    (LogLevel::Error.as_str(), LogLevel::Error),
+    (LogLevel::Warn.as_str(), LogLevel::Warn),
+    (LogLevel::Info.as_str(), LogLevel::Info),
+    (LogLevel::Debug.as_str(), LogLevel::Debug),
+    (LogLevel::Trace.as_str(), LogLevel::Trace),
 ];
 
 /// The words of `log.format`.
@@ -187,6 +188,14 @@ fn not_a_token() -> Wrong {
     wrong("this cannot be a bearer token", "write a string of letters, digits and - . _ ~ + / =")
 }
 
+/// Reads `[egress]`.
+pub(super) fn egress(root: &mut Section<'_>) -> Egress {
+    let mut section = root.section("egress");
+    let allow = section.texts("allow", allowed).unwrap_or_default();
+    section.finish();
+    Egress { allow }
+}
+
 /// Reads `[store]`.
 pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
     let mut section = root.section("store");
@@ -222,19 +231,21 @@ pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
 pub(super) const DEFAULT_PREFIX: &str = "once";
 
 fn redis_tls(section: &mut Section<'_>) -> RedisTls {
-    let ca_file = section.path("ca_file");
-    let (cert, key) = (section.path("client_cert_file"), section.path("client_key_file"));
-    if section.has("client_cert_file") != section.has("client_key_file") {
-        let given = if section.has("client_cert_file") { "client_cert_file" } else { "client_key_file" };
-        section.mistake(
-            given,
-            wrong("a client certificate needs its key, and a key its certificate", "give both or none"),
-        );
-    }
-    RedisTls { ca_file, client: cert.zip(key) }
+    RedisTls { ca_file: section.path("ca_file"), client: section.client_certificate() }
 }
 
 impl Section<'_> {
+    /// The files of a client's certificate and its key, which come together.
+    pub(super) fn client_certificate(&mut self) -> Option<(PathBuf, PathBuf)> {
+        let (cert, key) = (self.path("client_cert_file"), self.path("client_key_file"));
+        if self.has("client_cert_file") != self.has("client_key_file") {
+            let given = if self.has("client_cert_file") { "client_cert_file" } else { "client_key_file" };
+            let what = wrong("a client certificate needs its key, and a key its certificate", "give both or none");
+            self.mistake(given, what);
+        }
+        cert.zip(key)
+    }
+
     /// The path of a file, from the folder in which the proxy is started.
     pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let given = self.text(key, |text| match text {

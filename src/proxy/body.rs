@@ -6,16 +6,18 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
-use http::HeaderMap;
+use http::header::EXPECT;
+use http::{HeaderMap, request};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
+use tokio::time::{Sleep, sleep};
 
 use super::error::{Kind, Problem};
 use crate::upstream::ResponseBody;
@@ -32,13 +34,18 @@ pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
 #[error("the upstream's response ended before its end")]
 pub struct CutShort;
 
+/// The body of an upstream's response stopped coming.
+#[derive(Debug, thiserror::Error)]
+#[error("nothing more of the upstream's response came in time")]
+pub struct Stalled;
+
 /// Bounds something that is held at a time. Shared by all cores.
 #[derive(Clone, Debug)]
 pub struct Budget(Arc<BudgetInner>);
 
 #[derive(Debug)]
 struct BudgetInner {
-    limit: usize,
+    limit: AtomicUsize,
     used: AtomicUsize,
     gauge: Option<Gauge>,
 }
@@ -46,12 +53,17 @@ struct BudgetInner {
 impl Budget {
     /// A budget of this size.
     pub fn new(limit: usize) -> Budget {
-        Budget(Arc::new(BudgetInner { limit, used: AtomicUsize::new(0), gauge: None }))
+        Budget(Arc::new(BudgetInner { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0), gauge: None }))
+    }
+
+    /// Changes its size. What is taken stays taken, also where that is more than the new size.
+    pub fn set_limit(&self, limit: usize) {
+        self.0.limit.store(limit, Ordering::Relaxed);
     }
 
     /// The same budget, with a gauge that shows what is taken.
     pub fn shown_by(self, gauge: &Gauge) -> Budget {
-        let limit = self.0.limit;
+        let limit = AtomicUsize::new(self.0.limit.load(Ordering::Relaxed));
         Budget(Arc::new(BudgetInner { limit, used: AtomicUsize::new(0), gauge: Some(gauge.clone()) }))
     }
 
@@ -79,7 +91,7 @@ impl Share {
     pub fn grow(&mut self, amount: usize) -> bool {
         let inner = &self.budget.0;
         let before = inner.used.fetch_add(amount, Ordering::Relaxed);
-        if before.saturating_add(amount) > inner.limit {
+        if before.saturating_add(amount) > inner.limit.load(Ordering::Relaxed) {
             inner.used.fetch_sub(amount, Ordering::Relaxed);
             return false;
         }
@@ -111,10 +123,16 @@ pub struct Whole {
 }
 
 /// Reads a body to its end, within a size and a time. Request trailers of keyed requests are dropped.
-pub async fn read(body: Incoming, max: usize, within: Duration, budget: &Budget) -> Result<Whole, Problem> {
+pub async fn read(
+    head: &request::Parts,
+    body: Incoming,
+    max: usize,
+    within: Duration,
+    budget: &Budget,
+) -> Result<Whole, Problem> {
     let declared = body.size_hint().exact();
     if declared.is_some_and(|length| length > max as u64) {
-        drain(body);
+        discard(head, body);
         return Err(too_large(max));
     }
     let mut share = budget.take(0).ok_or_else(overloaded)?;
@@ -184,10 +202,18 @@ fn overloaded() -> Problem {
     Problem::new(Kind::Overloaded, "Too many bytes of bodies are being held; nothing was forwarded.")
 }
 
+/// Gets rid of a body that nobody wants, before any of it was read. A client that asked whether to send it
+/// (RFC 9110 section 10.1.1) is answered by the refusal alone.
+pub fn discard(head: &request::Parts, body: Incoming) {
+    if !head.headers.contains_key(EXPECT) {
+        drain(body);
+    }
+}
+
 /// Goes on reading a body that nobody wants, within limits, so that the client can read the answer first.
 ///
 /// Past the limits the body is dropped, and the server closes the connection: left bytes are never the next request.
-pub fn drain(mut body: Incoming) {
+fn drain(mut body: Incoming) {
     if body.is_end_stream() {
         return;
     }
@@ -219,7 +245,24 @@ enum Inner {
 #[derive(Debug)]
 struct Passing {
     body: ResponseBody,
+    patience: Duration,
+    /// Runs while nothing comes, and only then: a client that does not read is not the upstream's fault.
+    silence: Option<Pin<Box<Sleep>>>,
     _held: Held,
+}
+
+impl Passing {
+    /// The next piece, or the news that none came for too long.
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
+            self.silence = None;
+            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+        }
+        let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(self.patience)));
+        ready!(silence.as_mut().poll(cx));
+        tracing::warn!(patience = ?self.patience, "upstream's unprotected response stalled, cut off");
+        Poll::Ready(Some(Err(Stalled.into())))
+    }
 }
 
 /// Whatever is given back when a passing response has ended.
@@ -243,9 +286,9 @@ impl Body {
         Body(Inner::Relayed { frames, ended: false })
     }
 
-    /// The upstream's own body, with something to hold until it ended.
-    pub fn passing(body: ResponseBody, held: Held) -> Body {
-        Body(Inner::Upstream(Box::new(Passing { body, _held: held })))
+    /// The upstream's own body, with something to hold until it ended. It is cut off when nothing comes for `patience`.
+    pub fn passing(body: ResponseBody, patience: Duration, held: Held) -> Body {
+        Body(Inner::Upstream(Box::new(Passing { body, patience, silence: None, _held: held })))
     }
 }
 
@@ -271,9 +314,7 @@ impl http_body::Body for Body {
                     Some(Err(CutShort.into()))
                 }
             }),
-            Inner::Upstream(passing) => {
-                Pin::new(&mut passing.body).poll_frame(cx).map(|frame| frame.map(|f| f.map_err(Into::into)))
-            }
+            Inner::Upstream(passing) => passing.poll_frame(cx),
         }
     }
 
@@ -309,5 +350,16 @@ mod tests {
         assert_eq!(budget.used(), 10);
         drop(first);
         assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn a_budget_that_shrinks_keeps_what_is_taken_and_grants_no_more() {
+        let budget = Budget::new(10);
+        let share = budget.take(6).unwrap();
+        budget.set_limit(4);
+        assert!(budget.take(1).is_none());
+        drop(share);
+        assert!(budget.take(4).is_some());
+        assert!(budget.take(5).is_none());
     }
 }

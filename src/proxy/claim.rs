@@ -3,6 +3,7 @@
 //! Duplicates on this process never get here: they join a flight (see [`super::join`]).
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use tokio::time::Instant;
 
@@ -87,10 +88,14 @@ fn failed(route: &Route, store: &Arc<dyn Store>, claim: Claim, begun: Instant, e
     Claimed::Concluded(problem.into())
 }
 
-/// Hands back a grant that may still come, until its lease must be over: nothing was sent, and an unknown record would
-/// say otherwise.
+/// Hands back a grant that may still come: nothing was sent, and an unknown record would say otherwise.
+///
+/// A claim that waits in the buffers of a store which hangs gets its lease only when the store wakes, so this goes on
+/// until the store answers. The first release that lands also keeps a claim away that comes after it.
 pub async fn give_up(lease: &Lease) {
-    let mut retries = Retries::until(Instant::now() + lease.claim().lease);
+    let patience = lease.claim().lease.max(lease.claim().abandon_after);
+    // Seldom in the end: there is one of these for each request that was refused.
+    let mut retries = Retries::until(Instant::now() + patience).with_pauses_up_to(Duration::from_secs(5));
     while retries.again().await {
         if lease.release().await.is_ok() {
             return;
@@ -111,7 +116,7 @@ fn replayed(route: &Route, id: &RecordId, replay: Replay) -> Conclusion {
     if replay.response.body().is_none() {
         return Problem::not_retained(id, replay.response.status()).into();
     }
-    Conclusion::Replay(Box::new(replay))
+    Conclusion::Replay(Box::new(replay), false)
 }
 
 fn unknown(route: &Route, id: &RecordId, doubtful: &Doubtful) -> Conclusion {
@@ -125,25 +130,38 @@ fn count_policy(route: &Route, other_policy: bool) {
     }
 }
 
-/// Looks at a record for a duplicate that must not become its owner. `None`: still running.
-async fn look(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerprint: &Fingerprint) -> Option<Conclusion> {
+/// What a look at a record says to a request that must not become its owner.
+#[derive(Debug)]
+pub enum Looked {
+    /// There is no record: never claimed, released, or forgotten.
+    Absent,
+    /// An attempt is running.
+    Running,
+    /// There is nothing to do but to answer.
+    Concluded(Conclusion),
+}
+
+/// Looks at a record, without claiming it.
+pub async fn look(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerprint: &Fingerprint) -> Looked {
     match store.look(id, fingerprint).await {
-        Ok(LookReply::InProgress { .. }) => None,
-        Ok(LookReply::Completed(replay)) => Some(replayed(route, id, replay)),
-        Ok(LookReply::Unknown(doubtful)) => Some(unknown(route, id, &doubtful)),
-        Ok(LookReply::Reused) => Some(Problem::reused(id).into()),
-        // Released, or forgotten: a joiner never becomes an owner, but its client may come again at once.
-        Ok(LookReply::Absent) => Some(Problem::in_progress(id).into()),
+        Ok(LookReply::Absent) => Looked::Absent,
+        Ok(LookReply::InProgress { .. }) => Looked::Running,
+        Ok(LookReply::Completed(replay)) => Looked::Concluded(replayed(route, id, replay)),
+        Ok(LookReply::Unknown(doubtful)) => Looked::Concluded(unknown(route, id, &doubtful)),
+        Ok(LookReply::Reused) => Looked::Concluded(Problem::reused(id).into()),
         Err(error) => {
             tracing::warn!(record = %id, kind = error.kind.as_str(), error = %Chain(&error), "look failed");
-            Some(unavailable(id).into())
+            Looked::Concluded(unavailable(id).into())
         }
     }
 }
 
 /// What the store says to a request that met a flight of another process with another fingerprint.
 pub async fn ask(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerprint: &Fingerprint) -> Conclusion {
-    look(route, store, id, fingerprint).await.unwrap_or_else(|| Problem::in_progress(id).into())
+    match look(route, store, id, fingerprint).await {
+        Looked::Concluded(conclusion) => conclusion,
+        Looked::Absent | Looked::Running => Problem::in_progress(id).into(),
+    }
 }
 
 /// Waits for another process's attempt, for as long as anyone here waits for it.
@@ -164,8 +182,12 @@ pub async fn elsewhere(
         }
     };
     loop {
-        if let Some(conclusion) = look(route, store, id, fingerprint).await {
-            return conclusion;
+        match look(route, store, id, fingerprint).await {
+            Looked::Running => {}
+            Looked::Concluded(Conclusion::Replay(replay, _)) => return Conclusion::Replay(replay, true),
+            Looked::Concluded(conclusion) => return conclusion,
+            // A joiner never becomes an owner, but its client may come again at once.
+            Looked::Absent => return Problem::in_progress(id).into(),
         }
         tokio::select! {
             () = watch.changed() => {}

@@ -21,8 +21,8 @@ const SHARDS: usize = 64;
 pub enum Conclusion {
     /// The upstream answered, whole.
     Answered(Box<Answered>),
-    /// There was a completed record.
-    Replay(Box<Replay>),
+    /// There was a completed record; or (`true`) there came to be one while a running attempt was waited for.
+    Replay(Box<Replay>, bool),
     /// Nothing to show but a problem.
     Problem(Box<Problem>),
 }
@@ -53,6 +53,8 @@ pub struct Answered {
 pub enum Settled {
     /// It is recorded.
     Stored,
+    /// It is recorded, but without its body: the store had no room for it.
+    NotRetained,
     /// Recording it failed, or found another's record.
     NotRecorded,
     /// Its status means "not executed"; the key is free again.
@@ -81,6 +83,8 @@ pub enum Stage {
 pub struct Flight {
     fingerprint: Fingerprint,
     granted: AtomicBool,
+    /// The attempt's caller was told that the outcome is unknown, while the attempt goes on.
+    told_unknown: AtomicBool,
     stage: watch::Sender<Stage>,
 }
 
@@ -115,6 +119,7 @@ impl Flights {
         let flight = Arc::new(Flight {
             fingerprint: *fingerprint,
             granted: AtomicBool::new(false),
+            told_unknown: AtomicBool::new(false),
             stage: watch::Sender::new(Stage::Claiming),
         });
         shard.insert(*id.hash(), flight.clone());
@@ -155,6 +160,11 @@ impl Lead {
     /// What can be asked after the attempt has taken the lead along.
     pub fn witness(&self) -> Witness {
         Witness(self.flight.clone())
+    }
+
+    /// Whether the attempt's caller was told that the outcome is unknown.
+    pub fn told_unknown(&self) -> bool {
+        self.flight.told_unknown.load(Ordering::Acquire)
     }
 
     /// Says that the store granted the claim.
@@ -212,11 +222,16 @@ impl Drop for Lead {
     }
 }
 
-/// Knows whether a flight's claim was granted.
+/// What the attempt's caller keeps of the flight.
 #[derive(Debug)]
 pub struct Witness(Arc<Flight>);
 
 impl Witness {
+    /// Notes that the caller is told that the outcome is unknown.
+    pub fn tell_unknown(&self) {
+        self.0.told_unknown.store(true, Ordering::Release);
+    }
+
     /// Whether this process's attempt was granted the claim.
     pub fn was_granted(&self) -> bool {
         self.0.granted.load(Ordering::Acquire)

@@ -21,6 +21,8 @@ use super::flights::{Conclusion, Seat};
 use super::headers::{self, CacheStatus};
 use super::lease::Lease;
 use super::route::Route;
+use crate::config::Verdict;
+use crate::metrics::RequestResult;
 use crate::record::{Reason, Response};
 use crate::upstream::{RequestBody, ResponseBody, SendError};
 
@@ -59,7 +61,7 @@ pub enum Delivery {
     /// The end of the attempt.
     Concluded(std::sync::Arc<Conclusion>),
     /// A response that flows while the attempt goes on.
-    Flowing(Box<http::Response<Body>>),
+    Flowing(Box<http::Response<Body>>, RequestResult),
     /// Another process's attempt is running: the caller is a duplicate after all, and waits like one.
     Elsewhere(Seat),
 }
@@ -252,7 +254,7 @@ async fn flow(
 ) -> Outcome {
     let kept = kept_head(route, head);
     let patience = lease.claim().abandon_after;
-    let mut relay = Relay::start(head, caller);
+    let mut relay = Relay::start(route, lease, head, caller);
     if !begun.is_empty() {
         relay.pass(Frame::data(begun), patience).await;
     }
@@ -277,14 +279,20 @@ async fn flow(
 struct Relay(Option<mpsc::Sender<Option<Frame<Bytes>>>>);
 
 impl Relay {
-    fn start(head: &response::Parts, caller: &mut Caller) -> Relay {
+    fn start(route: &Route, lease: &Lease, head: &response::Parts, caller: &mut Caller) -> Relay {
         // A few frames: enough to keep both sides busy, few enough to hold a fast upstream back.
         let (sender, receiver) = mpsc::channel(4);
         let mut response = http::Response::new(Body::relayed(receiver));
         *response.status_mut() = head.status;
         *response.headers_mut() = headers::from_upstream(head, true);
-        headers::add_cache_status(response.headers_mut(), &CacheStatus::Missed(Some("response-not-retained")));
-        let there = caller.deliver(Delivery::Flowing(Box::new(response)));
+        let (status, result) = match route.config.statuses.verdict(head.status.as_u16()) {
+            _ if !lease.is_protected() => (CacheStatus::Bypass("store-error"), RequestResult::Unprotected),
+            Verdict::Record => (CacheStatus::Missed(Some("response-not-retained")), RequestResult::Executed),
+            Verdict::Release => (CacheStatus::Missed(None), RequestResult::Released),
+            Verdict::Unknown => (CacheStatus::Missed(Some("outcome-unknown")), RequestResult::Unknown),
+        };
+        headers::add_cache_status(response.headers_mut(), &status);
+        let there = caller.deliver(Delivery::Flowing(Box::new(response), result));
         Relay(there.then_some(sender))
     }
 

@@ -148,14 +148,12 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
     // Host, length, Via and what is forwarded come in addition.
     let mut fields = HeaderMap::with_capacity(head.headers.len() + 7);
     fields.append(HOST, host(route, head));
-    let mut was_forwarded = false;
     for (name, value) in &head.headers {
-        let of_hops_before =
-            *name == FORWARDED || *name == X_FORWARDED_FOR || *name == X_FORWARDED_PROTO || *name == X_FORWARDED_HOST;
-        was_forwarded |= of_hops_before;
         let taken_off = is_hop_by_hop(name, &named)
-            || of_hops_before
-            || matches!(*name, HOST | EXPECT | CONTENT_LENGTH)
+            || matches!(*name, HOST | EXPECT | CONTENT_LENGTH | FORWARDED)
+            || *name == X_FORWARDED_FOR
+            || *name == X_FORWARDED_PROTO
+            || *name == X_FORWARDED_HOST
             || *name == CACHE_STATUS
             || *name == IDEMPOTENT_REPLAYED
             || *name == PREFERENCE_APPLIED
@@ -169,10 +167,7 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
         fields.insert(name, key.to_header_value(quoted));
     }
     if route.forwarded == Forwarded::Append {
-        // No look-ups in what has none of it.
-        let nothing = HeaderMap::new();
-        let received = if was_forwarded { &head.headers } else { &nothing };
-        append_forwarded(&mut fields, received, head.headers.get(HOST), peer.ip());
+        append_forwarded(&mut fields, head, peer, &named);
     }
     add_via(&mut fields, head.version);
     fields
@@ -180,10 +175,15 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
 
 /// Puts the key into the form of the first time, where a resend would otherwise show another one.
 pub fn keep_key_form(route: &Route, fields: &mut HeaderMap, key: &Key, quoted: bool) {
-    if route.forward_key != ForwardKey::Same || key.is_quoted() == quoted {
+    if key.is_quoted() == quoted {
         return;
     }
-    if let Some(name) = key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)) {
+    let name = match &route.forward_key {
+        ForwardKey::Same => key_headers(&route.key).into_iter().find(|name| fields.contains_key(*name)),
+        ForwardKey::Renamed(name) => Some(name),
+        ForwardKey::None => None,
+    };
+    if let Some(name) = name {
         fields.insert(name, key.to_header_value(quoted));
     }
 }
@@ -210,21 +210,27 @@ fn host(route: &Route, head: &request::Parts) -> HeaderValue {
     host.unwrap_or_else(|| HeaderValue::from_static(""))
 }
 
-fn append_forwarded(fields: &mut HeaderMap, received: &HeaderMap, host: Option<&HeaderValue>, ip: IpAddr) {
-    let (element, address) = forwarded_element(ip, host);
-    append_list(fields, received, X_FORWARDED_FOR, element.slice(address));
+fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr, named: &[HeaderName]) {
+    let host = head.headers.get(HOST);
+    // What `Connection` names was meant for this hop and goes no further.
+    let received = |name: &HeaderName| {
+        let meant_for_all = !named.contains(name);
+        head.headers.get_all(name).into_iter().filter(move |_| meant_for_all)
+    };
+    let (element, ip) = forwarded_element(peer.ip(), host);
+    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, element.slice(ip));
     for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
-        for value in received.get_all(&name) {
+        for value in received(&name) {
             fields.append(&name, value.clone());
         }
     }
-    if !received.contains_key(X_FORWARDED_PROTO) {
+    if !fields.contains_key(X_FORWARDED_PROTO) {
         fields.append(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
     }
-    if let (false, Some(host)) = (received.contains_key(X_FORWARDED_HOST), host) {
+    if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
         fields.append(X_FORWARDED_HOST, host.clone());
     }
-    append_list(fields, received, FORWARDED, element);
+    append_list(fields, received(&FORWARDED), FORWARDED, element);
 }
 
 /// What `Forwarded` says of this hop (RFC 7239 section 4), and where in it the address stands: it is written once, and
@@ -235,7 +241,7 @@ fn forwarded_element(ip: IpAddr, host: Option<&HeaderValue>) -> (Bytes, Range<us
     // Section 6: an IPv6 address is bracketed and, having colons, quoted.
     let (open, close) = if ip.is_ipv6() { ("for=\"[", "]\"") } else { ("for=", "") };
     text.push_str(open);
-    push_address(&mut text, ip);
+    text.push_str(&ip.to_string());
     let address = open.len()..text.len();
     for part in [close, ";proto=http"] {
         text.push_str(part);
@@ -248,27 +254,14 @@ fn forwarded_element(ip: IpAddr, host: Option<&HeaderValue>) -> (Bytes, Range<us
     (text.into(), address)
 }
 
-/// Adds the address as `Display` writes it. That takes 1,400 instructions for the usual kind, more than the whole rest.
-fn push_address(text: &mut String, ip: IpAddr) {
-    let IpAddr::V4(v4) = ip else {
-        text.push_str(&ip.to_string());
-        return;
-    };
-    for (at, octet) in v4.octets().into_iter().enumerate() {
-        if at > 0 {
-            text.push('.');
-        }
-        for (unit, least) in [(100, 100), (10, 10), (1, 0)] {
-            if octet >= least {
-                text.push(char::from(b'0' + octet / unit % 10));
-            }
-        }
-    }
-}
-
 /// One line with what was received, if anything, and this element at its end.
-fn append_list(fields: &mut HeaderMap, received: &HeaderMap, name: HeaderName, element: Bytes) {
-    let mut before = received.get_all(&name).iter().peekable();
+fn append_list<'a>(
+    fields: &mut HeaderMap,
+    received: impl Iterator<Item = &'a HeaderValue>,
+    name: HeaderName,
+    element: Bytes,
+) {
+    let mut before = received.peekable();
     let line = if before.peek().is_none() {
         element
     } else {
@@ -285,8 +278,8 @@ fn append_list(fields: &mut HeaderMap, received: &HeaderMap, name: HeaderName, e
     }
 }
 
-/// The upstream's fields as the first caller gets them: without those of the hop, and with a `Date` (RFC 9110 section
-/// 6.6.1 lets a recipient add one), so that a replay can show the same.
+/// The upstream's fields as the first caller gets them: without those of the hop, with a `Date` (RFC 9110 section 6.6.1
+/// lets a recipient add one) and this hop's `Via`, so that a replay can show the same.
 ///
 /// `Content-Length` stays only where `keep_length` says that the body does not give it.
 pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
@@ -301,7 +294,16 @@ pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
         let now = httpdate::fmt_http_date(std::time::SystemTime::now());
         fields.append(DATE, HeaderValue::from_str(&now).expect("an HTTP date is visible ASCII"));
     }
+    add_via(&mut fields, head.version);
     fields
+}
+
+/// Announces trailers, which are sent only if the field `Trailer` names them (RFC 9110 section 6.6.2).
+pub fn announce_trailers(fields: &mut HeaderMap, trailers: &HeaderMap) {
+    let names: Vec<&str> = trailers.keys().map(HeaderName::as_str).collect();
+    if let (false, Ok(value)) = (names.is_empty(), HeaderValue::from_str(&names.join(", "))) {
+        fields.insert(TRAILER, value);
+    }
 }
 
 fn is_recorded(route: &Route, name: &HeaderName) -> bool {
@@ -342,10 +344,13 @@ mod tests {
     use super::*;
 
     fn forwarded(received: &[(&'static str, &'static str)], ip: &str) -> Vec<(String, String)> {
-        let received: HeaderMap =
-            received.iter().map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_static(v))).collect();
+        let mut request = http::Request::builder().header(HOST, "a.example");
+        for (name, value) in received {
+            request = request.header(*name, *value);
+        }
+        let (head, ()) = request.body(()).unwrap().into_parts();
         let mut fields = HeaderMap::new();
-        append_forwarded(&mut fields, &received, Some(&HeaderValue::from_static("a.example")), ip.parse().unwrap());
+        append_forwarded(&mut fields, &head, SocketAddr::new(ip.parse().unwrap(), 1), &[]);
         fields.iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap().to_owned())).collect()
     }
 
@@ -386,7 +391,7 @@ mod tests {
         for octet in 0..=255 {
             let ip = IpAddr::from([octet, 255 - octet, 0, octet]);
             let mut text = String::new();
-            push_address(&mut text, ip);
+            text.push_str(&ip.to_string());
             assert_eq!(text, ip.to_string());
         }
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout_at};
 
-use super::error::Problem;
+use super::error::{Kind, Problem};
 use super::flights::{Conclusion, Seat, Stage};
 use super::route::Route;
 use crate::config::OnDuplicate;
@@ -28,13 +28,18 @@ pub enum Joined {
 }
 
 /// Waits for the flight for at most `patience`.
-pub async fn join(
+///
+/// `room` takes a place among those that wait; it is asked only when there is something to wait for.
+pub async fn join<R>(
     route: &Route,
     id: &RecordId,
     fingerprint: &Fingerprint,
     mut seat: Seat,
     patience: Duration,
+    room: impl FnOnce() -> Option<R>,
 ) -> Joined {
+    let mut room = Some(room);
+    let mut place = None;
     if seat.fingerprint().other_policy(fingerprint) {
         route.metrics.policy_changed.inc();
     }
@@ -53,6 +58,15 @@ pub async fn join(
             // The claim's reply is awaited in any case: it may be a replay. The store bounds the time it takes.
             Stage::Claiming => seat.changed().await,
             Stage::Granted | Stage::Elsewhere => {
+                if patience.is_zero() {
+                    return Joined::Refused(Problem::in_progress(id));
+                }
+                if let Some(room) = room.take() {
+                    place = room();
+                }
+                if place.is_none() {
+                    return Joined::Refused(Problem::new(Kind::Overloaded, "Too many duplicates wait already."));
+                }
                 if timeout_at(until, seat.changed()).await.is_err() {
                     return Joined::Refused(Problem::in_progress(id));
                 }

@@ -153,8 +153,8 @@ impl Lease {
         let _operation = self.operation.lock().await;
         let reply = self.store.complete(&self.claim, response, retention).await?;
         match &reply {
-            CompleteReply::Stored | CompleteReply::Already(_) => {}
-            CompleteReply::Rewritten => {
+            CompleteReply::Stored | CompleteReply::Already(_) | CompleteReply::WithoutBody { rewritten: false } => {}
+            CompleteReply::Rewritten | CompleteReply::WithoutBody { rewritten: true } => {
                 self.metrics.rewritten_claims.inc();
                 tracing::warn!(record = %self.claim.id, "the store had forgotten a claim, its response is recorded");
             }
@@ -213,17 +213,23 @@ impl Drop for Lease {
     }
 }
 
-/// Times at which a failed write is tried again: soon at first, then once a second, until a moment.
+/// Times at which a failed write is tried again: soon at first, then less and less often, until a moment.
 #[derive(Debug)]
 pub struct Retries {
     until: Instant,
     pause: Duration,
+    longest: Duration,
 }
 
 impl Retries {
     /// Tries until this moment, and at least once.
     pub fn until(until: Instant) -> Retries {
-        Retries { until, pause: Duration::from_millis(50) }
+        Retries { until, pause: Duration::from_millis(50), longest: Duration::from_secs(1) }
+    }
+
+    /// The same, with pauses that grow up to this.
+    pub fn with_pauses_up_to(self, longest: Duration) -> Retries {
+        Retries { longest, ..self }
     }
 
     /// Returns `true` when it is time for another try, `false` when there is no more sense in one.
@@ -232,7 +238,7 @@ impl Retries {
             return false;
         }
         sleep(self.pause).await;
-        self.pause = (self.pause * 2).min(Duration::from_secs(1));
+        self.pause = (self.pause * 2).min(self.longest);
         true
     }
 }

@@ -11,17 +11,19 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Request, StatusCode, Uri, request};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 
+use super::Shared;
 use super::body::{Body, Held};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus};
 use super::respond::Answer;
 use super::route::{self, Route};
+use super::tunnel::{self, Bounds, Offer};
 use crate::metrics::RequestResult;
 use crate::upstream::{RequestBody, ResponseBody, SendError};
 
@@ -34,36 +36,62 @@ pub enum Plain {
     Read(Bytes),
 }
 
+impl Plain {
+    /// Whether there is a body, of whatever length.
+    fn is_there(&self) -> bool {
+        match self {
+            Plain::Coming(body) => !body.is_end_stream(),
+            Plain::Read(bytes) => !bytes.is_empty(),
+        }
+    }
+}
+
+/// What passing through takes from the proxy.
+pub struct Passage<'a> {
+    /// The client.
+    pub peer: SocketAddr,
+    /// Given back when the response, or what comes after a 101, has ended.
+    pub held: Held,
+    /// How long an upgraded connection may be silent.
+    pub idle: Duration,
+    /// What counts upgraded connections, and ends them.
+    pub shared: &'a Shared,
+}
+
 /// Forwards a request without protection.
-pub async fn pass(
-    route: &Route,
-    head: &request::Parts,
-    body: Plain,
-    peer: SocketAddr,
-    held: Held,
-) -> Result<Answer, Problem> {
+pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Passage<'_>) -> Result<Answer, Problem> {
     let progress = Progress::default();
+    let framing = framing(head, &body);
+    let offer = Offer::of(head, body.is_there()).filter(|_| route.pool.can_switch());
     let mut request = Request::new(match body {
-        Plain::Coming(body) if body.is_end_stream() => RequestBody::full(Bytes::new()),
+        Plain::Coming(body) if body.is_end_stream() => RequestBody::empty(),
         Plain::Coming(body) => RequestBody::stream(Watched { body, progress: progress.clone() }),
         Plain::Read(bytes) => RequestBody::full(bytes),
     });
     *request.method_mut() = head.method.clone();
     *request.uri_mut() = Uri::from(route::target(&route.config, head));
-    *request.headers_mut() = headers::to_upstream(&route.config, head, peer, None);
-    if let Some(length) = head.headers.get(CONTENT_LENGTH) {
-        request.headers_mut().insert(CONTENT_LENGTH, length.clone());
+    *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
+    request.headers_mut().extend(framing);
+    if let Some(offer) = &offer {
+        offer.ask(request.headers_mut());
     }
     let sending = send(route, request);
     let Some(sent) = progress.bounded(route.config.timeout, sending).await else {
         return Err(broken(head, Kind::OutcomeUnknownTimeout, "The upstream did not answer in time."));
     };
     let (parts, body) = match sent {
-        // `Upgrade` was taken off, so nobody asked for it; passed on, it would change how the caller reads.
         Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
-            return Err(broken(head, Kind::OutcomeUnknownBroken, "The upstream switched protocols unasked."));
+            return switch(offer, response, passage).ok_or_else(|| {
+                // Passed on, it would change how the caller reads.
+                broken(head, Kind::OutcomeUnknownBroken, "The upstream switched to a protocol that was not asked for.")
+            });
         }
         Ok(response) => response.into_parts(),
+        Err(_) if progress.is_broken() => {
+            let what =
+                "The request body broke off or is badly framed; the upstream got a part of the request at the most.";
+            return Err(Problem::new(Kind::BodyInvalid, what));
+        }
         Err(Failure::NotSent(why)) => {
             let detail = format!("Nothing was sent to the upstream: {why}.");
             return Err(Problem::new(Kind::UpstreamUnreachable, detail));
@@ -73,11 +101,41 @@ pub async fn pass(
             return Err(broken(head, Kind::OutcomeUnknownBroken, what));
         }
     };
-    let mut response = http::Response::new(Body::passing(body, held));
+    let mut response = http::Response::new(Body::passing(body, route.config.abandon_after, passage.held));
     *response.status_mut() = parts.status;
     *response.headers_mut() = headers::from_upstream(&parts, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
-    Ok(Answer::new(response, RequestResult::Unprotected).with_via())
+    Ok(Answer::new(response, RequestResult::Unprotected))
+}
+
+/// Answers that the connection switches, and has it run on as a tunnel; `None` if the upstream did so unasked.
+fn switch(offer: Option<Offer>, upstream: http::Response<ResponseBody>, passage: Passage<'_>) -> Option<Answer> {
+    let Passage { held, idle, shared, .. } = passage;
+    let offer = offer?;
+    let protocol = offer.chosen(upstream.headers())?;
+    let mut response = http::Response::new(Body::full(Bytes::new()));
+    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
+    let (parts, body) = upstream.into_parts();
+    *response.headers_mut() = headers::from_upstream(&parts, false);
+    headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
+    tunnel::announce(response.headers_mut(), protocol);
+    let bounds = Bounds { idle, cut_off: shared.cut_off.clone(), counted: shared.tasks.enter(), held };
+    tunnel::run(offer.accepted(http::Response::from_parts(parts, body)), bounds);
+    Some(Answer::new(response, RequestResult::Unprotected))
+}
+
+/// How the body is framed towards the upstream: rebuilt, never passed on. hyper would leave the body of a GET out that
+/// has neither field.
+fn framing(head: &request::Parts, body: &Plain) -> Option<(HeaderName, HeaderValue)> {
+    let length = match body {
+        Plain::Coming(body) if body.size_hint().exact().is_none() => {
+            return Some((TRANSFER_ENCODING, HeaderValue::from_static("chunked")));
+        }
+        Plain::Coming(body) => body.size_hint().exact()?,
+        Plain::Read(bytes) => bytes.len() as u64,
+    };
+    let is_said = length > 0 || head.headers.contains_key(CONTENT_LENGTH);
+    is_said.then(|| (CONTENT_LENGTH, HeaderValue::from(length)))
 }
 
 enum Failure {
@@ -124,7 +182,15 @@ fn broken(head: &request::Parts, kind: Kind, what: &str) -> Problem {
 #[derive(Clone, Debug, Default)]
 struct Progress(Arc<AtomicU64>);
 
+/// What [`Progress`] counts to when the body broke.
+const BROKEN: u64 = u64::MAX;
+
 impl Progress {
+    /// Whether it was the client's body that failed.
+    fn is_broken(&self) -> bool {
+        self.0.load(Ordering::Relaxed) == BROKEN
+    }
+
     /// Waits for the future as long as the body moves, and for `patience` after it stopped.
     async fn bounded<F: Future>(&self, patience: Duration, future: F) -> Option<F::Output> {
         let mut future = std::pin::pin!(future);
@@ -151,8 +217,10 @@ impl http_body::Body for Watched {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let polled = Pin::new(&mut self.body).poll_frame(cx);
-        if polled.is_ready() {
-            self.progress.0.fetch_add(1, Ordering::Relaxed);
+        match &polled {
+            Poll::Ready(Some(Err(_))) => self.progress.0.store(BROKEN, Ordering::Relaxed),
+            Poll::Ready(_) => _ = self.progress.0.fetch_add(1, Ordering::Relaxed),
+            Poll::Pending => {}
         }
         polled
     }

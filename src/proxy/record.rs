@@ -51,6 +51,9 @@ pub async fn record(route: &Route, lease: &Lease, outcome: Outcome) -> Ending {
             let resend = route.config.on_unknown == OnUnknown::Resend;
             let problem = Problem::doubted(&lease.claim().id, reason, resend)
                 .with_original_status(response.as_ref().map(Response::status));
+            if !lease.is_protected() {
+                return ending(problem.unprotected().into(), Some(Unfinished::Doubt(reason, response)));
+            }
             ending(problem.into(), doubt(lease, reason, response).await)
         }
         Outcome::Answered(whole) => answered(route, lease, whole).await,
@@ -67,12 +70,12 @@ async fn answered(route: &Route, lease: &Lease, whole: Whole) -> Ending {
     let body = Some(whole.body.clone());
     let recorded = headers::recorded(&route.config, status, &whole.fields, whole.trailers.as_ref(), body);
     let (settled, unfinished) = if !lease.is_protected() {
-        settle_unclaimed(route, lease, status, &recorded).await;
-        (Settled::Unprotected, None)
+        (Settled::Unprotected, unclaimed(route, &recorded))
     } else {
         match route.config.statuses.verdict(status) {
             Verdict::Record => match complete(route, lease, &recorded).await {
                 Completed::Stored => (Settled::Stored, None),
+                Completed::WithoutBody => (Settled::NotRetained, None),
                 Completed::Lost => (Settled::NotRecorded, None),
                 Completed::Instead(conclusion) => return ending(conclusion, None),
                 Completed::Failed => (Settled::NotRecorded, Some(Unfinished::Complete(recorded.clone()))),
@@ -81,7 +84,7 @@ async fn answered(route: &Route, lease: &Lease, whole: Whole) -> Ending {
             Verdict::Unknown => (Settled::Doubted, doubt(lease, Reason::Status, Some(recorded.clone())).await),
         }
     };
-    let hold = matches!(unfinished, Some(Unfinished::Complete(_)));
+    let hold = lease.is_protected() && matches!(unfinished, Some(Unfinished::Complete(_)));
     let Whole { fields, trailers, body, .. } = whole;
     let answered = Answered { fields, trailers, body, recorded, settled };
     Ending { conclusion: Arc::new(Conclusion::Answered(Box::new(answered))), unfinished, hold }
@@ -92,14 +95,13 @@ async fn flowed(route: &Route, lease: &Lease, kept: Response) -> Ending {
     let id = &lease.claim().id;
     let status = kept.status();
     if !lease.is_protected() {
-        settle_unclaimed(route, lease, status, &kept).await;
-        return ending(Problem::not_retained(id, status).into(), None);
+        return ending(Problem::not_retained(id, status).into(), unclaimed(route, &kept));
     }
     match route.config.statuses.verdict(status) {
         Verdict::Record => {
             let conclusion = Problem::not_retained(id, status).into();
             match complete(route, lease, &kept).await {
-                Completed::Stored | Completed::Lost => ending(conclusion, None),
+                Completed::Stored | Completed::WithoutBody | Completed::Lost => ending(conclusion, None),
                 Completed::Instead(conclusion) => ending(conclusion, None),
                 Completed::Failed => Ending {
                     conclusion: Arc::new(conclusion),
@@ -119,6 +121,8 @@ async fn flowed(route: &Route, lease: &Lease, kept: Response) -> Ending {
 
 enum Completed {
     Stored,
+    /// The store had no room for the body.
+    WithoutBody,
     Lost,
     /// The record was completed otherwise (an operator resolved it): the caller gets that.
     Instead(Conclusion),
@@ -128,10 +132,12 @@ enum Completed {
 async fn complete(route: &Route, lease: &Lease, response: &Response) -> Completed {
     match lease.complete(response, route.config.retention).await {
         Ok(CompleteReply::Stored | CompleteReply::Rewritten) => Completed::Stored,
-        // A repeated completion finds its own response.
+        Ok(CompleteReply::WithoutBody { .. }) => Completed::WithoutBody,
+        // A repeated completion finds its own response, as it was recorded.
         Ok(CompleteReply::Already(replay)) if replay.response == *response => Completed::Stored,
+        Ok(CompleteReply::Already(replay)) if replay.response == response.without_body() => Completed::WithoutBody,
         Ok(CompleteReply::Already(replay)) => Completed::Instead(match replay.response.body() {
-            Some(_) => Conclusion::Replay(Box::new(replay)),
+            Some(_) => Conclusion::Replay(Box::new(replay), false),
             None => Problem::not_retained(&lease.claim().id, replay.response.status()).into(),
         }),
         Ok(CompleteReply::Lost) => Completed::Lost,
@@ -160,17 +166,14 @@ async fn doubt(lease: &Lease, reason: Reason, response: Option<Response>) -> Opt
     Some(Unfinished::Doubt(reason, response))
 }
 
-/// Without a claim there is nothing to settle, unless the claim was made after all and only its reply was lost. One
-/// try is enough: an answer proves an execution, and what does not land lapses into unknown.
-async fn settle_unclaimed(route: &Route, lease: &Lease, status: u16, response: &Response) {
-    let landed = match route.config.statuses.verdict(status) {
-        Verdict::Record => lease.complete(response, route.config.retention).await.map(drop),
-        Verdict::Release => lease.release().await.map(drop),
-        Verdict::Unknown => lease.doubt(Reason::Status, Some(response)).await.map(drop),
-    };
-    if let Err(error) = landed {
-        log(lease, "forwarded without protection, nothing recorded", &error);
-    }
+/// Without a claim there is nothing to settle, unless the claim was made after all and only its reply was lost. It is
+/// written once the caller has its answer: what does not land lapses into unknown.
+fn unclaimed(route: &Route, response: &Response) -> Option<Unfinished> {
+    Some(match route.config.statuses.verdict(response.status()) {
+        Verdict::Record => Unfinished::Complete(response.clone()),
+        Verdict::Release => Unfinished::Release,
+        Verdict::Unknown => Unfinished::Doubt(Reason::Status, Some(response.clone())),
+    })
 }
 
 fn log(lease: &Lease, what: &'static str, error: &StoreError) {
@@ -180,6 +183,7 @@ fn log(lease: &Lease, what: &'static str, error: &StoreError) {
 /// Repeats a write until it lands, or there is no more sense in it.
 pub async fn finish(route: &Route, lease: &Lease, unfinished: Unfinished) {
     let until = match &unfinished {
+        _ if !lease.is_protected() => Instant::now(),
         Unfinished::Complete(_) => lease.abandon_at(),
         // After this the claim has lapsed, and the record says unknown: a person may still say otherwise.
         Unfinished::Release => Instant::now() + route.config.lease,
@@ -196,7 +200,11 @@ pub async fn finish(route: &Route, lease: &Lease, unfinished: Unfinished) {
             return;
         }
     }
-    tracing::error!(record = %lease.claim().id, "the store never took the outcome, the record ends as unknown");
+    if lease.is_protected() {
+        tracing::error!(record = %lease.claim().id, "the store never took the outcome, the record ends as unknown");
+    } else {
+        tracing::warn!(record = %lease.claim().id, "forwarded without protection, nothing is recorded");
+    }
 }
 
 /// What becomes of an attempt that the proxy's own stop interrupts.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Response, StatusCode, Version};
+use http::{HeaderMap, Response, StatusCode};
 
 use super::body::Body;
 use super::error::Problem;
@@ -35,12 +35,6 @@ impl Answer {
         Answer::new(problem.into_response(), result)
     }
 
-    /// Adds `Via`. Every answer but a problem came from the upstream.
-    pub fn with_via(mut self) -> Answer {
-        headers::add_via(self.response.headers_mut(), Version::HTTP_11);
-        self
-    }
-
     /// Says that `Prefer: wait` was honoured.
     pub fn with_preference(mut self, wait: Option<Duration>) -> Answer {
         if let Some(wait) = wait {
@@ -58,15 +52,16 @@ pub fn first(conclusion: Arc<Conclusion>) -> Answer {
             let mut answer = whole(recorded.status(), fields, trailers.unwrap_or_default(), body);
             let (status, result) = match settled {
                 Settled::Stored => (CacheStatus::Stored, RequestResult::Executed),
+                Settled::NotRetained => (CacheStatus::Missed(Some("response-not-retained")), RequestResult::Executed),
                 Settled::NotRecorded => (CacheStatus::Missed(Some("not-recorded")), RequestResult::Executed),
                 Settled::Released => (CacheStatus::Missed(None), RequestResult::Released),
                 Settled::Doubted => (CacheStatus::Missed(Some("outcome-unknown")), RequestResult::Unknown),
                 Settled::Unprotected => (CacheStatus::Bypass("store-error"), RequestResult::Unprotected),
             };
             headers::add_cache_status(answer.headers_mut(), &status);
-            Answer::new(answer, result).with_via()
+            Answer::new(answer, result)
         }
-        Conclusion::Replay(replay) => replayed(&replay),
+        Conclusion::Replay(replay, waited) => replayed(&replay, waited),
         Conclusion::Problem(problem) => Answer::problem(*problem),
     }
 }
@@ -79,33 +74,43 @@ pub fn joined(conclusion: &Conclusion) -> Answer {
             let fields = headers::replayed(recorded.headers());
             let trailers = headers::replayed(recorded.trailers());
             let mut answer = whole(recorded.status(), fields, trailers, answered.body.clone());
-            // An answer whose write is still being repeated is replayed from memory; it is final all the same.
-            let final_answer = matches!(answered.settled, Settled::Stored | Settled::NotRecorded);
-            let status = if final_answer { CacheStatus::Joined } else { CacheStatus::Collapsed };
-            if final_answer {
-                headers::mark_replayed(answer.headers_mut());
-            }
+            let status = match answered.settled {
+                // An answer whose write is still being repeated is replayed from memory; it is final all the same.
+                Settled::Stored | Settled::NotRetained | Settled::NotRecorded => {
+                    headers::mark_replayed(answer.headers_mut());
+                    headers::add_age(answer.headers_mut(), Duration::ZERO);
+                    CacheStatus::Joined
+                }
+                Settled::Released | Settled::Doubted => CacheStatus::Collapsed,
+                Settled::Unprotected => CacheStatus::Bypass("store-error"),
+            };
             headers::add_cache_status(answer.headers_mut(), &status);
-            Answer::new(answer, RequestResult::Joined).with_via()
+            Answer::new(answer, RequestResult::Joined)
         }
-        Conclusion::Replay(replay) => replayed(replay),
+        Conclusion::Replay(replay, waited) => replayed(replay, *waited),
         Conclusion::Problem(problem) => Answer::problem((**problem).clone()),
     }
 }
 
 /// Replays a completed record that has its body.
-fn replayed(replay: &Replay) -> Answer {
+fn replayed(replay: &Replay, waited: bool) -> Answer {
+    let (status, result) = match waited {
+        true => (CacheStatus::Joined, RequestResult::Joined),
+        false => (CacheStatus::Hit(replay.ttl), RequestResult::Replayed),
+    };
     let recorded = &replay.response;
     let fields = headers::replayed(recorded.headers());
     let trailers = headers::replayed(recorded.trailers());
     let mut answer = whole(recorded.status(), fields, trailers, recorded.body().cloned().unwrap_or_default());
     headers::mark_replayed(answer.headers_mut());
     headers::add_age(answer.headers_mut(), replay.age);
-    headers::add_cache_status(answer.headers_mut(), &CacheStatus::Hit(replay.ttl));
-    Answer::new(answer, RequestResult::Replayed).with_via()
+    headers::add_cache_status(answer.headers_mut(), &status);
+    Answer::new(answer, result)
 }
 
 fn whole(status: u16, fields: HeaderMap, trailers: HeaderMap, body: bytes::Bytes) -> Response<Body> {
+    let mut fields = fields;
+    headers::announce_trailers(&mut fields, &trailers);
     let mut response = Response::new(Body::with_trailers(body, trailers));
     // A recorded status was one once; a damaged one must not look like success.
     *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);

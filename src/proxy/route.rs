@@ -8,6 +8,10 @@ use std::sync::Arc;
 use http::request;
 use http::uri::PathAndQuery;
 
+pub mod egress;
+
+use self::egress::Destinations;
+use super::body::Budget;
 use super::error::{Kind, Problem};
 use crate::config;
 use crate::metrics::RouteMetrics;
@@ -20,10 +24,25 @@ pub struct Route {
     pub config: Arc<config::Route>,
     /// Connections to the upstream.
     pub pool: Pool,
+    /// What `max_in_flight` bounds, over all cores.
+    pub in_flight: Budget,
     /// Resolved metrics.
     pub metrics: RouteMetrics,
     /// Its place in the settings.
     pub index: usize,
+    /// Where requests name the host: the routes towards those that were named.
+    pub destinations: Destinations,
+}
+
+impl Route {
+    /// Its connections, if a route with these settings can go on with them. Certificates of its own are read anew with
+    /// every change, so that one that was renewed under its old name is taken.
+    pub fn reusable_pool(&self, next: &config::Route) -> Option<Pool> {
+        let same = self.config.upstream == next.upstream
+            && self.config.connect_timeout == next.connect_timeout
+            && self.config.idle_timeout == next.idle_timeout;
+        (same && next.upstream.ca_file.is_none() && next.upstream.client.is_none()).then(|| self.pool.clone())
+    }
 }
 
 /// All routes, most specific first.
@@ -37,17 +56,33 @@ impl Routes {
         Routes(routes)
     }
 
-    /// The same routes, with connections of their own.
-    pub fn for_another_core(&self) -> Routes {
+    /// The route of this name.
+    pub fn named(&self, name: &str) -> Option<&Route> {
+        self.0.iter().map(Arc::as_ref).find(|route| *route.config.name == *name)
+    }
+
+    /// The same routes for another core: with connections of its own, those of the routes that it runs where they can
+    /// be kept.
+    pub fn for_another_core(&self, running: Option<&Routes>) -> Routes {
         let routes = self.0.iter().map(|route| {
+            let kept = running.and_then(|routes| routes.named(&route.config.name)?.reusable_pool(&route.config));
             Arc::new(Route {
                 config: route.config.clone(),
-                pool: route.pool.for_another_core(),
+                in_flight: route.in_flight.clone(),
+                pool: kept.unwrap_or_else(|| route.pool.for_another_core()),
                 metrics: route.metrics.clone(),
                 index: route.index,
+                destinations: Destinations::default(),
             })
         });
         Routes(routes.collect())
+    }
+
+    /// Gives each route's bound the size that the settings say.
+    pub fn set_limits(&self) {
+        for route in &self.0 {
+            route.in_flight.set_limit(route.config.max_in_flight.unwrap_or(usize::MAX));
+        }
     }
 
     /// The route that takes this request.

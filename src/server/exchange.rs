@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use super::core::Seat;
 use super::drain::Drain;
 use super::fault::HeadFault;
 
@@ -13,6 +14,11 @@ use super::fault::HeadFault;
 #[derive(Debug)]
 pub(super) struct Exchange {
     drain: Arc<Drain>,
+    /// The connection's place under the limit, and its counts. The socket's side holds the exchange, so it is kept until
+    /// the socket is closed, whoever has it then.
+    _seat: Seat,
+    /// Whether the connection has left HTTP, and its bytes mean nothing here any more.
+    switched: AtomicBool,
     /// From the service's call until its body was handed over or dropped.
     answering: AtomicBool,
     /// Requests given to the service. hyper gives them in the order of their heads.
@@ -26,9 +32,11 @@ pub(super) struct Exchange {
 }
 
 impl Exchange {
-    pub(super) fn new(drain: Arc<Drain>) -> Exchange {
+    pub(super) fn new(drain: Arc<Drain>, seat: Seat) -> Exchange {
         Exchange {
             drain,
+            _seat: seat,
+            switched: AtomicBool::default(),
             answering: AtomicBool::default(),
             stalled: AtomicBool::default(),
             receiving: AtomicBool::default(),
@@ -40,6 +48,16 @@ impl Exchange {
     /// The stop of this core.
     pub(super) fn drain(&self) -> &Arc<Drain> {
         &self.drain
+    }
+
+    /// Whether the connection has left HTTP.
+    pub(super) fn has_switched(&self) -> bool {
+        self.switched.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the connection leaves HTTP with the answer that is being given.
+    pub(super) fn switch(&self) {
+        self.switched.store(true, Ordering::Relaxed);
     }
 
     /// Whether a request is being answered.

@@ -138,6 +138,7 @@ impl Follower {
         self.part = match (self.part, line) {
             // Empty lines before a request are ignored (RFC 9112, section 2.2).
             (Part::Between | Part::RequestLine, []) => Part::Between,
+            (Part::Between | Part::RequestLine, line) if has_fragment(line) => return Err(Some(HeadFault::Fragment)),
             (Part::Between | Part::RequestLine, _) => Part::Fields,
             (Part::Fields, []) => {
                 let body = std::mem::take(&mut self.head).decide().map_err(Some)?;
@@ -193,6 +194,12 @@ impl Framing {
             _ => Err(HeadFault::BothFramings),
         }
     }
+}
+
+/// Whether the target of a request line has a fragment. hyper takes it off, and forwards another target than it got.
+fn has_fragment(line: &[u8]) -> bool {
+    // A method may have the character.
+    line.iter().skip_while(|byte| **byte != b' ').any(|byte| *byte == b'#')
 }
 
 /// The value of a field line if it has this name (lower-case, with the colon).
@@ -285,6 +292,14 @@ mod tests {
             assert_eq!(verdict, Err(Broken::Head(0, fault)), "{:?}", rest.escape_ascii().to_string());
             assert!(!follower.is_between());
         }
+    }
+
+    #[test]
+    fn refuses_targets_with_a_fragment_and_leaves_methods_alone() {
+        for line in [&b"GET /a#b HTTP/1.1\r\n"[..], b"GET # HTTP/1.1\r\n", b"GET http://a#@b/ HTTP/1.1\r\n"] {
+            assert_eq!(follow(line).1, Err(Broken::Head(0, HeadFault::Fragment)));
+        }
+        assert_eq!(follow(b"G#T /a%23b HTTP/1.1\r\n").1, Ok(()));
     }
 
     #[test]

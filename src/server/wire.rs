@@ -1,5 +1,5 @@
 //! The bytes of one connection, between the socket and hyper: follows where messages end, keeps the deadlines, and closes
-//! so that the last answer arrives.
+//! so that the last answer arrives. Once the connection has left HTTP it does none of this.
 //!
 //! Deadlines run only while nobody else can act: a head that has begun to arrive, an idle connection, a client that does
 //! not take its answer. One timer serves them all. It is left where it is when a deadline moves further away, which is
@@ -154,6 +154,9 @@ impl Wire {
 
     /// Keeps the time of the last progress in writing.
     fn wrote(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
+        if self.exchange.has_switched() {
+            return result;
+        }
         if let Poll::Ready(result) = result {
             self.exchange.set_stalled(false);
             self.since = Instant::now();
@@ -195,6 +198,9 @@ impl AsyncRead for Wire {
         if self.broken {
             return Poll::Ready(Err(broken_body()));
         }
+        if self.exchange.has_switched() {
+            return Pin::new(&mut self.stream).poll_read(cx, buffer);
+        }
         let before = buffer.filled().len();
         match Pin::new(&mut self.stream).poll_read(cx, buffer) {
             Poll::Ready(Ok(())) => Poll::Ready(self.arrived(buffer, before)),
@@ -228,6 +234,9 @@ impl AsyncWrite for Wire {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.exchange.has_switched() {
+            return Pin::new(&mut self.stream).poll_shutdown(cx);
+        }
         if self.linger.is_none() {
             ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
             if self.follower.is_between() && !self.has_arrived() {

@@ -103,7 +103,10 @@ impl Running {
         let mut counts = Counts::default();
         let mut from = None;
         loop {
-            (from, _) = tables.batch(&mut counts, |batch| batch.orphan(from.as_ref(), ORPHAN_SLICE, clock.now()))?;
+            let orphaned = tables.batch(&mut counts, |batch| batch.orphan(from.as_ref(), ORPHAN_SLICE, clock.now()));
+            let (next, changes) = orphaned?;
+            tell.of(&changes);
+            from = next;
             if from.is_none() {
                 break;
             }
@@ -331,7 +334,7 @@ impl Store for Disk {
     }
 
     fn ready(&self) -> Result<(), NotReady> {
-        let running = self.0.phase().map_err(|(_, message)| NotReady(message))?;
-        running.writer.fault().map_or(Ok(()), |fault| Err(NotReady(fault.to_owned())))
+        let running = self.0.phase().map_err(|(_, message)| NotReady::ForNow(message))?;
+        running.writer.fault().map_or(Ok(()), |fault| Err(NotReady::UntilRestart(fault.to_owned())))
     }
 }

@@ -102,6 +102,8 @@ impl FromStr for Position {
     fn from_str(text: &str) -> Result<Position, StoreError> {
         text.split_once('.')
             .and_then(|(at, id)| Some(Position { claimed_at: Timestamp(at.parse().ok()?), id: id.parse().ok()? }))
-            .ok_or_else(|| StoreError::new(StoreErrorKind::Refused, false, "this is not the cursor of an earlier page"))
+            .ok_or_else(|| {
+                StoreError::new(StoreErrorKind::BadQuery, false, "this is not the cursor of an earlier page")
+            })
     }
 }

@@ -54,7 +54,7 @@ impl Operations {
 
 fn operation(metrics: &Metrics, name: &'static str) -> StoreOperationMetrics {
     let operation = metrics.store_operation(name);
-    operation.show(StoreErrorKind::ALL.map(StoreErrorKind::as_str));
+    operation.show(StoreErrorKind::FAILURES.map(StoreErrorKind::as_str));
     operation
 }
 
@@ -63,7 +63,9 @@ fn measure<'a, T: 'a>(operation: &'a StoreOperationMetrics, answer: Answer<'a, T
         let start = Instant::now();
         let result = answer.await;
         operation.took(start);
-        if let Err(StoreError { kind, .. }) = &result {
+        if let Err(StoreError { kind, .. }) = &result
+            && kind.is_failure()
+        {
             operation.failed(kind.as_str());
         }
         result

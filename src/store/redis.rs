@@ -206,8 +206,14 @@ impl RedisStore {
                 with_response(self.attempt(script, claim).number(millis(retention)), Some(response), body)
                     .number(INLINE_BODY as u64)
             };
-            let answer = self.write(scripts, response.body(), limits, call).await?;
+            let (answer, kept) = self.write(scripts, response.body(), limits, call).await?;
             match Recorded::read(answer)? {
+                Recorded::Decided(CompleteReply::Stored) if !kept => {
+                    return Ok(CompleteReply::WithoutBody { rewritten: false });
+                }
+                Recorded::Decided(CompleteReply::Rewritten) if !kept => {
+                    return Ok(CompleteReply::WithoutBody { rewritten: true });
+                }
                 Recorded::Decided(reply) => return Ok(reply),
                 Recorded::Already(found) => {
                     if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, found, limits).await? {
@@ -219,27 +225,28 @@ impl RedisStore {
         Err(vanishing())
     }
 
-    /// Writes a response, without its body where the server is too full for it or does not take it.
+    /// Writes a response, without its body where the server is too full for it or does not take it. Says whether the
+    /// body was kept.
     async fn write<'a, F>(
         &self,
         [if_room, always]: [&'a Script; 2],
         body: Option<&'a Bytes>,
         limits: Limits,
         call: F,
-    ) -> Result<Value, StoreError>
+    ) -> Result<(Value, bool), StoreError>
     where
         F: Fn(&'a Script, Option<&'a [u8]>) -> Call<'a>,
     {
         let Some(body) = body.filter(|body| body.len() > ALWAYS_KEPT) else {
-            return Ok(self.ask(&self.bodies, call(always, body.map(Bytes::as_ref)), limits).await?);
+            return Ok((self.ask(&self.bodies, call(always, body.map(Bytes::as_ref)), limits).await?, true));
         };
         // A server that does not take it may cut the connection before its reason can be read.
         let patience = if body.len() >= LEAST_BULK { limits.until_cut(2) } else { limits };
         match self.ask(&self.bodies, call(if_room, Some(body)), patience).await {
-            Ok(answer) => Ok(answer),
+            Ok(answer) => Ok((answer, true)),
             Err(no) if no.is_full || no.is_too_large || (body.len() >= LEAST_BULK && no.cuts > 1) => {
                 tracing::warn!(bytes = body.len(), error = %no.error, "a response is recorded without its body");
-                Ok(self.ask(&self.bodies, call(always, None), limits).await?)
+                Ok((self.ask(&self.bodies, call(always, None), limits).await?, false))
             }
             Err(no) => Err(no.error),
         }
@@ -256,7 +263,7 @@ impl RedisStore {
             let call = self.attempt(script, claim).number(codec::reason_code(reason));
             with_response(call, response, body)
         };
-        let answer = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
         replies::doubted(answer)
     }
 
@@ -280,7 +287,7 @@ impl RedisStore {
                 .number(millis(retention));
             with_response(call, response, body)
         };
-        let answer = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
         replies::resolved(answer)
     }
 

@@ -5,18 +5,21 @@
 
 use std::io;
 use std::net::{IpAddr, SocketAddr};
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::connection::Link;
-use super::tls::{Tls, TlsSetupError};
-use super::wire::{Meter, Tcp, Wire};
+use super::streams::{Sessions, Stream};
+use super::through;
+use super::tls::{H2, Tls, TlsSetupError};
+use super::wire::{Family, Meter, Socket, Wire};
 use crate::config;
 
 /// How long one address is tried alone before the next is tried beside it (RFC 8305 section 5).
@@ -46,12 +49,42 @@ pub enum ConnectError {
         /// The name.
         host: String,
     },
+    /// Every address of the name leads where requests that name their host must not get, whatever the name.
+    #[error("`{host}` leads to an address that egress does not reach")]
+    Forbidden {
+        /// The name, or the address.
+        host: String,
+    },
     /// No address took the connection: refused, unreachable. This is the error of the last one that failed.
     #[error("cannot connect to {address}")]
     Connect {
         /// The address.
         address: SocketAddr,
         /// What the kernel said.
+        source: io::Error,
+    },
+    /// The socket file took no connection: missing, refused, not permitted.
+    #[error("cannot connect to the socket `{}`", path.display())]
+    Socket {
+        /// The file.
+        path: PathBuf,
+        /// What the kernel said.
+        source: io::Error,
+    },
+    /// The HTTP proxy would not connect to the upstream.
+    #[error("the proxy `{proxy}` answered CONNECT with {status}")]
+    ProxyRefused {
+        /// The proxy's host and port.
+        proxy: String,
+        /// Its answer.
+        status: u16,
+    },
+    /// The HTTP proxy gave no answer that could be understood.
+    #[error("the proxy `{proxy}` did not answer CONNECT")]
+    ProxyBroke {
+        /// The proxy's host and port.
+        proxy: String,
+        /// What went wrong.
         source: io::Error,
     },
     /// The TLS handshake failed: untrusted certificate, another name, no common version, or the connection broke.
@@ -69,6 +102,14 @@ pub enum ConnectError {
         host: String,
         /// The route's `connect_timeout`.
         after: Duration,
+    },
+    /// The upstream does not speak HTTP/2, which the route wants.
+    #[error("`{host}` does not speak HTTP/2")]
+    NotHttp2 {
+        /// The upstream's host.
+        host: String,
+        /// What it did instead; nothing if TLS agreed on no protocol.
+        source: Option<h2::Error>,
     },
     /// The upstream closed it before it could be used.
     #[error("`{host}` closed the connection before it was used")]
@@ -90,8 +131,7 @@ impl ConnectError {
 /// Makes connections to one upstream.
 #[derive(Debug)]
 pub(super) struct Dialer {
-    host: String,
-    port: u16,
+    upstream: config::Upstream,
     tls: Option<Tls>,
     timeout: Duration,
 }
@@ -99,28 +139,64 @@ pub(super) struct Dialer {
 impl Dialer {
     pub(super) fn new(upstream: &config::Upstream, timeout: Duration) -> Result<Dialer, TlsSetupError> {
         let tls = if upstream.tls { Some(Tls::new(upstream)?) } else { None };
-        Ok(Dialer { host: upstream.host.clone(), port: upstream.port, tls, timeout })
+        Ok(Dialer { upstream: upstream.clone(), tls, timeout })
     }
 
+    pub(super) fn upstream(&self) -> &config::Upstream {
+        &self.upstream
+    }
+
+    /// The same for another host.
+    pub(super) fn towards(&self, upstream: &config::Upstream) -> Result<Dialer, TlsSetupError> {
+        let tls = self.tls.as_ref().map(|tls| tls.towards(upstream)).transpose()?;
+        Ok(Dialer { upstream: upstream.clone(), tls, timeout: self.timeout })
+    }
+
+    /// A connection of HTTP/1.1.
     pub(super) async fn dial(&self) -> Result<Link, ConnectError> {
+        self.within(async {
+            let (wire, meter) = self.establish().await?;
+            self.speak(wire, meter).await.map_err(|source| ConnectError::Closed { host: self.host(), source })
+        })
+        .await
+    }
+
+    /// A connection of HTTP/2 that requests share, and the first stream on it.
+    pub(super) async fn dial_shared(&self, sessions: &Sessions) -> Result<Stream, ConnectError> {
+        self.within(async {
+            let (wire, _) = self.establish().await?;
+            if wire.has_tls() && !wire.agreed_on(H2) {
+                return Err(ConnectError::NotHttp2 { host: self.host(), source: None });
+            }
+            let not_http2 = |source| ConnectError::NotHttp2 { host: self.host(), source: Some(source) };
+            sessions.begin(wire).await.map_err(not_http2)
+        })
+        .await
+    }
+
+    /// What connecting takes, within the timeout.
+    pub(super) async fn within<T>(
+        &self,
+        connecting: impl Future<Output = Result<T, ConnectError>>,
+    ) -> Result<T, ConnectError> {
         // Boxed, since this is the rare way and would make every caller's future larger.
-        match timeout(self.timeout, Box::pin(self.establish())).await {
+        match timeout(self.timeout, Box::pin(connecting)).await {
             Ok(established) => established,
-            Err(_elapsed) => Err(ConnectError::TimedOut { host: self.host.clone(), after: self.timeout }),
+            Err(_elapsed) => Err(ConnectError::TimedOut { host: self.host(), after: self.timeout }),
         }
     }
 
-    async fn establish(&self) -> Result<Link, ConnectError> {
+    async fn establish(&self) -> Result<(Wire, Arc<Meter>), ConnectError> {
         let meter = Arc::new(Meter::default());
-        let tcp = Tcp::new(self.reach().await?, meter.clone());
+        let socket = Socket::new(self.reach().await?, meter.clone());
         let wire = match &self.tls {
-            None => Wire::plain(tcp),
+            None => Wire::plain(socket),
             Some(tls) => {
-                let connected = tls.connector.connect(tls.name.clone(), tcp).await;
-                Wire::tls(connected.map_err(|source| ConnectError::Tls { host: self.host.clone(), source })?)
+                let connected = tls.connector.connect(tls.name.clone(), socket).await;
+                Wire::tls(connected.map_err(|source| ConnectError::Tls { host: self.host(), source })?)
             }
         };
-        self.speak(wire, meter).await.map_err(|source| ConnectError::Closed { host: self.host.clone(), source })
+        Ok((wire, meter))
     }
 
     async fn speak(&self, wire: Wire, meter: Arc<Meter>) -> hyper::Result<Link> {
@@ -130,7 +206,7 @@ impl Dialer {
             .handshake(TokioIo::new(wire))
             .await?;
         let task = tokio::spawn(async move {
-            if let Err(error) = connection.await {
+            if let Err(error) = connection.with_upgrades().await {
                 // Whoever waits for an answer has got this error; left are faults of connections nobody uses.
                 tracing::debug!(error = &error as &dyn std::error::Error, "idle upstream connection failed");
             }
@@ -140,22 +216,51 @@ impl Dialer {
         Ok(link)
     }
 
-    async fn reach(&self) -> Result<TcpStream, ConnectError> {
-        let addresses = self.resolve().await?;
-        if let [only] = addresses[..] {
-            return connect(only).await;
+    /// How errors call the upstream.
+    fn host(&self) -> String {
+        match &self.upstream.socket {
+            Some(path) => path.display().to_string(),
+            None => self.upstream.host.clone(),
         }
-        race(addresses).await.unwrap_or_else(|| Err(ConnectError::NoAddress { host: self.host.clone() }))
     }
 
-    async fn resolve(&self) -> Result<Vec<SocketAddr>, ConnectError> {
-        if let Ok(ip) = self.host.parse::<IpAddr>() {
-            return Ok(vec![SocketAddr::new(ip, self.port)]);
+    async fn reach(&self) -> Result<Family, ConnectError> {
+        let upstream = &self.upstream;
+        if let Some(path) = &upstream.socket {
+            let connected = UnixStream::connect(path).await;
+            return connected.map(Family::Unix).map_err(|source| ConnectError::Socket { path: path.clone(), source });
         }
-        let found = tokio::net::lookup_host((self.host.as_str(), self.port)).await;
-        let found = found.map_err(|source| ConnectError::Resolve { host: self.host.clone(), source })?;
-        Ok(alternate(found.collect()))
+        let stream = match &upstream.proxy {
+            None => reach(&upstream.host, upstream.port, upstream.egress.as_deref()).await?,
+            Some(proxy) => through::connect(reach(&proxy.host, proxy.port, None).await?, proxy, upstream).await?,
+        };
+        Ok(Family::Tcp(stream))
     }
+}
+
+/// A TCP connection to whichever address of the name takes it first, of those that egress permits.
+///
+/// The addresses are judged here and not when the name was: it may have been given others in between (DNS rebinding).
+async fn reach(host: &str, port: u16, egress: Option<&config::Egress>) -> Result<TcpStream, ConnectError> {
+    let mut addresses = resolve(host, port).await?;
+    let found = addresses.len();
+    addresses.retain(|address| egress.is_none_or(|egress| egress.permits_address(*address)));
+    if addresses.is_empty() && found > 0 {
+        return Err(ConnectError::Forbidden { host: host.to_owned() });
+    }
+    if let [only] = addresses[..] {
+        return connect(only).await;
+    }
+    race(addresses).await.unwrap_or_else(|| Err(ConnectError::NoAddress { host: host.to_owned() }))
+}
+
+async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
+    if let Ok(ip) = host.parse::<IpAddr>() {
+        return Ok(vec![SocketAddr::new(ip, port)]);
+    }
+    let found = tokio::net::lookup_host((host, port)).await;
+    let found = found.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
+    Ok(alternate(found.collect()))
 }
 
 /// Lets the two families alternate, beginning with the resolver's favourite, so that a broken one costs one stagger

@@ -7,7 +7,9 @@ mod doubt;
 mod pooling;
 mod races;
 mod sending;
+mod streams;
 mod tls;
+mod ways;
 
 use std::net::SocketAddr;
 use std::time::Duration;
@@ -66,7 +68,7 @@ impl Peer {
 }
 
 fn plain(address: SocketAddr) -> config::Upstream {
-    config::Upstream { tls: false, host: address.ip().to_string(), port: address.port(), ca_file: None }
+    config::Upstream { tls: false, host: address.ip().to_string(), port: address.port(), ..config::Upstream::default() }
 }
 
 /// Reads one request to its end; less, if the stream ends before.

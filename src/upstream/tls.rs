@@ -1,4 +1,4 @@
-//! The TLS settings of one upstream: whom to trust, and the name that the certificate must carry.
+//! The TLS settings of one upstream: whom to trust, the name that the certificate must carry, and our own certificate.
 //!
 //! Built once, at start, so that a missing file is found there and not by the first request. The provider is given
 //! explicitly; no process-wide default is needed or set.
@@ -6,17 +6,22 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustls::client::WantsClientCert;
 use rustls::pki_types::pem::{self, PemObject as _};
-use rustls::pki_types::{CertificateDer, InvalidDnsNameError, ServerName};
-use rustls::{ClientConfig, RootCertStore};
+use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
+use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
 use tokio_rustls::TlsConnector;
 
 use crate::config;
 
+/// The names of the protocols over TLS (ALPN).
+pub(super) const H2: &[u8] = b"h2";
+const HTTP_1_1: &[u8] = b"http/1.1";
+
 /// TLS towards an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSetupError {
-    /// The upstream's host is neither a DNS name nor an IP address.
+    /// The upstream's host, or `server_name`, is neither a DNS name nor an IP address.
     #[error("`{host}` cannot be the name in a certificate")]
     Name {
         /// As it stands in the settings.
@@ -41,6 +46,22 @@ pub enum TlsSetupError {
     /// A certificate in `ca_file` cannot be used as a root.
     #[error("a certificate in ca_file `{}` is unusable", path.display())]
     CaCertificate {
+        /// As it stands in the settings.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: rustls::Error,
+    },
+    /// `client_cert_file` or `client_key_file` cannot be read, or holds nothing of its kind in PEM.
+    #[error("cannot read the client's certificate or key in `{}`", path.display())]
+    ClientFile {
+        /// As it stands in the settings.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: pem::Error,
+    },
+    /// The certificate in `client_cert_file` cannot be used: there is none, or the key is another one's.
+    #[error("the client's certificate in `{}` cannot be used with its key", path.display())]
+    ClientCertificate {
         /// As it stands in the settings.
         path: PathBuf,
         /// What is wrong with it.
@@ -76,22 +97,57 @@ impl std::fmt::Debug for Tls {
 
 impl Tls {
     pub(super) fn new(upstream: &config::Upstream) -> Result<Tls, TlsSetupError> {
-        let host = &upstream.host;
-        let name =
-            ServerName::try_from(host.clone()).map_err(|source| TlsSetupError::Name { host: host.clone(), source })?;
+        let name = name_of(upstream)?;
         let roots = match &upstream.ca_file {
             Some(path) => roots_in(path)?,
             None => system_roots()?,
         };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut config = ClientConfig::builder_with_provider(provider)
+        let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|source| TlsSetupError::Provider { source })?
-            .with_root_certificates(roots)
-            .with_no_client_auth();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+            .with_root_certificates(roots);
+        let mut config = match &upstream.client {
+            Some((certificate, key)) => with_certificate(config, certificate, key)?,
+            None => config.with_no_client_auth(),
+        };
+        config.alpn_protocols = vec![if upstream.http2 { H2 } else { HTTP_1_1 }.to_vec()];
         Ok(Tls { connector: TlsConnector::from(Arc::new(config)), name })
     }
+
+    /// The same towards another host.
+    pub(super) fn towards(&self, upstream: &config::Upstream) -> Result<Tls, TlsSetupError> {
+        Ok(Tls { connector: self.connector.clone(), name: name_of(upstream)? })
+    }
+}
+
+/// The name that the certificate must carry.
+fn name_of(upstream: &config::Upstream) -> Result<ServerName<'static>, TlsSetupError> {
+    let host = match &upstream.server_name {
+        Some(name) => name.clone(),
+        // Nothing is ever connected to under this name: each request has one of its own.
+        None if upstream.is_requested() => "host.invalid".to_owned(),
+        None => upstream.host.clone(),
+    };
+    ServerName::try_from(host.clone()).map_err(|source| TlsSetupError::Name { host, source })
+}
+
+/// Shows the upstream this certificate.
+fn with_certificate(
+    config: ConfigBuilder<ClientConfig, WantsClientCert>,
+    certificate: &Path,
+    key: &Path,
+) -> Result<ClientConfig, TlsSetupError> {
+    let unreadable = |path: &Path| {
+        let path = path.to_owned();
+        move |source| TlsSetupError::ClientFile { path, source }
+    };
+    let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    let chain = chain.map_err(unreadable(certificate))?;
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(unreadable(key))?;
+    config
+        .with_client_auth_cert(chain, secret)
+        .map_err(|source| TlsSetupError::ClientCertificate { path: certificate.to_owned(), source })
 }
 
 fn roots_in(path: &Path) -> Result<RootCertStore, TlsSetupError> {

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
+use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
 /// What the two ends of a connection share: the task that does its reading and writing, and the sender of requests.
@@ -27,7 +27,7 @@ impl Meter {
         self.written.load(Ordering::Relaxed)
     }
 
-    /// Makes the next read ask the kernel itself; see [`Tcp`].
+    /// Makes the next read ask the kernel itself; see [`Socket`].
     pub(super) fn look_before_writing(&self) {
         self.look.store(true, Ordering::Relaxed);
     }
@@ -37,25 +37,35 @@ impl Meter {
     }
 }
 
-/// A TCP stream that can be made to look at the socket itself.
+/// A socket that can be made to look at itself, past the runtime.
 ///
 /// An upstream's FIN may lie in the kernel while the runtime has not polled it yet, and a request written then is in
 /// doubt although it need not be. Hyper reads before it writes a request, so one true read at that moment narrows the
 /// window from "since the last turn of the event loop" to "since the system call before". In the race of
 /// `tests/races.rs` that leaves about one request in a thousand in doubt instead of two hundred.
 #[derive(Debug)]
-pub(super) struct Tcp {
-    stream: TcpStream,
+pub(super) struct Socket {
+    stream: Family,
     meter: Arc<Meter>,
 }
 
-impl Tcp {
-    pub(super) fn new(stream: TcpStream, meter: Arc<Meter>) -> Tcp {
-        Tcp { stream, meter }
+/// Where the socket leads.
+#[derive(Debug)]
+pub(super) enum Family {
+    Tcp(TcpStream),
+    Unix(UnixStream),
+}
+
+impl Socket {
+    pub(super) fn new(stream: Family, meter: Arc<Meter>) -> Socket {
+        Socket { stream, meter }
     }
 
     fn read_now(&self, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let socket = socket2::SockRef::from(&self.stream);
+        let socket = match &self.stream {
+            Family::Tcp(stream) => socket2::SockRef::from(stream),
+            Family::Unix(stream) => socket2::SockRef::from(stream),
+        };
         // Nearly always there is nothing, and then the buffer need not be made ready.
         let there = socket.peek(&mut [MaybeUninit::uninit()]);
         match there.and_then(|_| (&*socket).read(buf.initialize_unfilled())) {
@@ -72,9 +82,12 @@ impl Tcp {
     }
 }
 
-impl AsyncRead for Tcp {
+impl AsyncRead for Socket {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let polled = Pin::new(&mut self.stream).poll_read(cx, buf);
+        let polled = match &mut self.stream {
+            Family::Tcp(stream) => Pin::new(stream).poll_read(cx, buf),
+            Family::Unix(stream) => Pin::new(stream).poll_read(cx, buf),
+        };
         // A read into no space would look like the end of the stream.
         if polled.is_ready() || buf.remaining() == 0 || !self.meter.look.load(Ordering::Relaxed) {
             return polled;
@@ -84,21 +97,33 @@ impl AsyncRead for Tcp {
     }
 }
 
-impl AsyncWrite for Tcp {
+impl AsyncWrite for Socket {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write(cx, buf)
+        match &mut self.stream {
+            Family::Tcp(stream) => Pin::new(stream).poll_write(cx, buf),
+            Family::Unix(stream) => Pin::new(stream).poll_write(cx, buf),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        match &mut self.stream {
+            Family::Tcp(stream) => Pin::new(stream).poll_flush(cx),
+            Family::Unix(stream) => Pin::new(stream).poll_flush(cx),
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(cx)
+        match &mut self.stream {
+            Family::Tcp(stream) => Pin::new(stream).poll_shutdown(cx),
+            Family::Unix(stream) => Pin::new(stream).poll_shutdown(cx),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        match &self.stream {
+            Family::Tcp(stream) => stream.is_write_vectored(),
+            Family::Unix(stream) => stream.is_write_vectored(),
+        }
     }
 
     fn poll_write_vectored(
@@ -106,7 +131,10 @@ impl AsyncWrite for Tcp {
         cx: &mut Context<'_>,
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.stream).poll_write_vectored(cx, bufs)
+        match &mut self.stream {
+            Family::Tcp(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+            Family::Unix(stream) => Pin::new(stream).poll_write_vectored(cx, bufs),
+        }
     }
 }
 
@@ -119,19 +147,28 @@ pub(super) struct Wire {
 
 #[derive(Debug)]
 enum Stream {
-    Plain(Tcp),
-    Tls(Box<TlsStream<Tcp>>),
+    Plain(Socket),
+    Tls(Box<TlsStream<Socket>>),
 }
 
 impl Wire {
-    pub(super) fn plain(tcp: Tcp) -> Wire {
-        let meter = tcp.meter.clone();
-        Wire { stream: Stream::Plain(tcp), meter }
+    pub(super) fn plain(socket: Socket) -> Wire {
+        let meter = socket.meter.clone();
+        Wire { stream: Stream::Plain(socket), meter }
     }
 
-    pub(super) fn tls(tls: TlsStream<Tcp>) -> Wire {
+    pub(super) fn tls(tls: TlsStream<Socket>) -> Wire {
         let meter = tls.get_ref().0.meter.clone();
         Wire { stream: Stream::Tls(Box::new(tls)), meter }
+    }
+
+    pub(super) fn has_tls(&self) -> bool {
+        matches!(self.stream, Stream::Tls(_))
+    }
+
+    /// Whether TLS has agreed on this protocol.
+    pub(super) fn agreed_on(&self, protocol: &[u8]) -> bool {
+        matches!(&self.stream, Stream::Tls(tls) if tls.get_ref().1.alpn_protocol() == Some(protocol))
     }
 
     // A failed write to a socket has taken nothing. A failed write to TLS may have taken all of it, encrypted it and
@@ -148,7 +185,7 @@ impl Wire {
 impl AsyncRead for Wire {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_read(cx, buf),
+            Stream::Plain(socket) => Pin::new(socket).poll_read(cx, buf),
             Stream::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
         }
     }
@@ -157,7 +194,7 @@ impl AsyncRead for Wire {
 impl AsyncWrite for Wire {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let polled = match &mut self.stream {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_write(cx, buf),
+            Stream::Plain(socket) => Pin::new(socket).poll_write(cx, buf),
             Stream::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
         };
         self.count(&polled, buf.len());
@@ -166,21 +203,21 @@ impl AsyncWrite for Wire {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_flush(cx),
+            Stream::Plain(socket) => Pin::new(socket).poll_flush(cx),
             Stream::Tls(tls) => Pin::new(tls).poll_flush(cx),
         }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_shutdown(cx),
+            Stream::Plain(socket) => Pin::new(socket).poll_shutdown(cx),
             Stream::Tls(tls) => Pin::new(tls).poll_shutdown(cx),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
         match &self.stream {
-            Stream::Plain(tcp) => tcp.is_write_vectored(),
+            Stream::Plain(socket) => socket.is_write_vectored(),
             Stream::Tls(tls) => tls.is_write_vectored(),
         }
     }
@@ -191,7 +228,7 @@ impl AsyncWrite for Wire {
         bufs: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
         let polled = match &mut self.stream {
-            Stream::Plain(tcp) => Pin::new(tcp).poll_write_vectored(cx, bufs),
+            Stream::Plain(socket) => Pin::new(socket).poll_write_vectored(cx, bufs),
             Stream::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
         };
         self.count(&polled, bufs.iter().map(|buf| buf.len()).sum());

@@ -5,9 +5,9 @@ nothing else notices when a flag, a port, a path or a metric gets another name.
 """
 
 import base64
-import json
 import os
 import pathlib
+import re
 import shutil
 import socket
 import subprocess
@@ -70,7 +70,9 @@ def binary():
 
 
 class Running:
-    """A proxy that runs, found by what it logs (as JSON) about its listeners."""
+    """A proxy that runs, found by what it logs about its listeners, as text or as JSON."""
+
+    LISTENER = re.compile(r'listener"?[=:] ?"(proxy|admin)"[ ,]+"?address"?[=:] ?"?([\d.]+:\d+)')
 
     def __init__(self, command, **how):
         self.process = subprocess.Popen(
@@ -78,13 +80,15 @@ class Running:
         )
         self.log = []
         self.addresses = {}
+        watch = threading.Timer(30, self.process.kill)
+        watch.start()
         while len(self.addresses) < 2:
             line = self.process.stderr.readline()
             assert line, f"{command} ended before it listened:\n{''.join(self.log)}"
             self.log.append(line)
-            fields = json.loads(line).get("fields", json.loads(line)) if line.startswith("{") else {}
-            if "listener" in fields:
-                self.addresses[fields["listener"]] = fields["address"]
+            if found := self.LISTENER.search(line):
+                self.addresses[found[1]] = found[2]
+        watch.cancel()
         threading.Thread(target=self._read_on, daemon=True).start()
 
     def _read_on(self):

@@ -2,8 +2,10 @@
 
 import re
 import subprocess
+import sys
 import time
 import tomllib
+import urllib.parse
 
 import kubernetes_validate
 import pytest
@@ -63,11 +65,10 @@ def test_names_that_are_referred_to_exist(workload):
 
 
 def test_selectors_find_the_pods(workload):
-    pods = [(one, one["spec"]["template"]) for one in workload.documents if one["kind"] in ("Deployment", "StatefulSet")]
-    labels = [template["metadata"]["labels"] for _, template in pods]
-    for workload_document, template in pods:
-        wanted = workload_document["spec"]["selector"]["matchLabels"]
-        assert wanted.items() <= template["metadata"]["labels"].items()
+    workloads = workload.of_kind("Deployment") + workload.of_kind("StatefulSet")
+    labels = [one["spec"]["template"]["metadata"]["labels"] for one in workloads]
+    for one, of_pod in zip(workloads, labels):
+        assert one["spec"]["selector"]["matchLabels"].items() <= of_pod.items()
     for kind, selector in [
         ("Service", lambda spec: spec["selector"]),
         ("PodDisruptionBudget", lambda spec: spec["selector"]["matchLabels"]),
@@ -108,7 +109,8 @@ def test_ports_are_those_of_the_settings(binary, workload, tmp_path):
     assert ports == {"once-proxy": int(proxy[2]), "once-admin": int(admin[2])}
     # The kubelet and Prometheus come by the pod's address.
     assert admin[0] == "0.0.0.0"
-    services = [one for one in workload.of_kind("Service") if one["spec"]["selector"].items() <= workload.labels.items()]
+    leads_here = lambda service: service["spec"]["selector"].items() <= workload.labels.items()
+    services = [one for one in workload.of_kind("Service") if leads_here(one)]
     for service in services:
         assert [port["targetPort"] for port in service["spec"]["ports"]] == [ports["once-proxy"]]
         assert proxy[0] == "0.0.0.0", "a service leads to a listener on loopback"
@@ -120,13 +122,83 @@ def test_ports_are_those_of_the_settings(binary, workload, tmp_path):
             assert let_in == set(ports.values()) if services else let_in == {ports["once-admin"]}
 
 
+def test_the_proxy_is_let_out_to_its_store_and_upstreams(binary, workload, tmp_path):
+    settings = effective(binary, workload, tmp_path)
+    policy = next(
+        one["spec"]
+        for one in workload.of_kind("NetworkPolicy")
+        if one["spec"]["podSelector"]["matchLabels"].items() <= workload.labels.items()
+    )
+    anywhere = {port["port"] for rule in policy["egress"] if "to" not in rule for port in rule["ports"]}
+    assert 53 in anywhere
+    for route in settings["route"]:
+        upstream = urllib.parse.urlsplit(route["upstream"])
+        assert upstream.hostname == "127.0.0.1" or {"https": 443, "http": 80}[upstream.scheme] in anywhere
+    within = [rule for rule in policy["egress"] if "to" in rule]
+    to_pods = [(rule["to"][0]["podSelector"]["matchLabels"], rule["ports"]) for rule in within]
+    store = urllib.parse.urlsplit(settings["store"]["url"])
+    if store.scheme == "disk":
+        assert to_pods == []
+        return
+    # By name to the service, by its labels to the server, by the policy to its port, and by the server's own in again.
+    service = workload.named("Service", store.hostname)["spec"]
+    server = workload.named("StatefulSet", store.hostname)["spec"]["template"]
+    labels = server["metadata"]["labels"]
+    assert service["selector"].items() <= labels.items() and service["ports"][0]["port"] == store.port
+    [container] = server["spec"]["containers"]
+    served = {port["name"]: port["containerPort"] for port in container["ports"]}
+    assert served[service["ports"][0]["targetPort"]] == store.port
+    [(wanted, ports)] = to_pods
+    assert wanted.items() <= labels.items() and ports == [{"port": store.port}]
+    of_server = workload.named("NetworkPolicy", store.hostname)["spec"]
+    assert of_server["podSelector"]["matchLabels"].items() <= labels.items()
+    [let_in] = of_server["ingress"]
+    assert let_in["ports"] == ports
+    [expression] = let_in["from"][0]["podSelector"]["matchExpressions"]
+    assert expression["key"] in workload.labels and expression["operator"] == "Exists"
+
+
 def test_a_worker_calls_its_own_proxy(binary, render, tmp_path):
     workload = Workload(render("overlays/worker-egress"))
     url = workload.pod["containers"][0]["env"][0]["value"]
     assert url == f"http://{effective(binary, workload, tmp_path)['listen']}"
 
 
-def test_probes_are_answered(workload, start, tmp_path):
+def test_the_examples_call_happens_once(binary, start, render, tmp_path):
+    """The shell of the example worker and the Python of the example endpoint, with the proxy between them."""
+    worker = Workload(render("overlays/worker-egress")).pod["containers"][0]["command"]
+    webhooks = Workload(render("overlays/webhook-ingress"))
+    script = next(one["data"]["endpoint.py"] for one in webhooks.of_kind("ConfigMap") if "endpoint.py" in one["data"])
+    port = free_port()
+    upstream = effective(binary, webhooks, tmp_path)["route"][0]["upstream"]
+    assert upstream.endswith(":3000") and script.count(" 3000)") == 1
+    (tmp_path / "endpoint.py").write_text(script.replace(" 3000)", f" {port})"))
+    endpoint = subprocess.Popen([sys.executable, tmp_path / "endpoint.py"], stdout=subprocess.PIPE, text=True)
+    settings = {
+        "ONCEPROXY_UPSTREAM": f"http://127.0.0.1:{port}",
+        "ONCEPROXY_LISTEN": "127.0.0.1:0",
+        "ONCEPROXY_ADMIN_LISTEN": "127.0.0.1:0",
+        "ONCEPROXY_STORE": "memory:",
+    }
+    proxy = start(environment=settings)
+    try:
+        while proxy.ask("proxy", "/is-it-up", "{}")[0] == 502:
+            assert endpoint.poll() is None
+        url = f"http://{proxy.addresses['proxy']}"
+        # Twice the same two jobs, as after a restart of the container.
+        for _ in range(2):
+            jobs = worker[-1].replace("sleep 10", "[ $job = 2 ] && exit; sleep 0")
+            environment = clean_environment({"HOSTNAME": "w-0", "PAYMENTS_URL": url})
+            subprocess.run([*worker[:-1], jobs], env=environment, timeout=30, check=True)
+        endpoint.terminate()
+        handled, _ = endpoint.communicate(timeout=10)
+    finally:
+        endpoint.kill()
+    assert endpoint.returncode == 0
+    assert handled.count("handled /v1/payments") == 2
+
+
+def test_probes_are_answered(binary, workload, start, tmp_path):
     file = workload.settings_file(tmp_path)
     proxy = start(
         environment=workload.environment()
@@ -145,6 +217,13 @@ def test_probes_are_answered(workload, start, tmp_path):
     # What a probe could be misspelt to, and what strangers could ask for, is not open.
     assert proxy.get("/healthz")[0] == 401
     assert proxy.get("/records")[0] == 401
+    # An operator who runs the binary in the container finds the listener and the token in its environment.
+    inside = workload.environment() | {
+        "ONCEPROXY_CONFIG": str(file),
+        "ONCEPROXY_ADMIN_LISTEN": proxy.addresses["admin"],
+    }
+    run(binary, "health", environment=inside)
+    run(binary, "records", "list", "--state", "unknown", environment=inside)
 
 
 def test_the_grace_period_covers_the_drain(binary, workload, tmp_path):
@@ -154,8 +233,8 @@ def test_the_grace_period_covers_the_drain(binary, workload, tmp_path):
         for container in workload.pod["containers"]
         if "preStop" in container.get("lifecycle", {})
     ]
-    drain = seconds(settings["drain_delay"]) + seconds(settings["drain_timeout"]) + seconds(settings["store"]["timeout"])
-    needed = max(pre_stops, default=0) + drain + LAST_WORDS
+    drain = seconds(settings["drain_delay"]) + seconds(settings["drain_timeout"])
+    needed = max(pre_stops, default=0) + drain + seconds(settings["store"]["timeout"]) + LAST_WORDS
     assert workload.pod["terminationGracePeriodSeconds"] >= needed
     # Nobody who still waits for an answer is cut off.
     for route in settings["route"]:
@@ -229,7 +308,7 @@ def test_the_trial_redis_keeps_the_promise(start, tmp_path):
                 "ONCEPROXY_STORE": f"redis://127.0.0.1:{port}",
             }
         )
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 15
         while (answer := proxy.get("/readyz"))[0] != 200 and time.monotonic() < deadline:
             assert server.poll() is None, "Redis does not take the settings"
             time.sleep(0.05)

@@ -48,9 +48,29 @@ async fn a_join_is_marked_as_collapsed() {
     gate.open();
     assert_eq!(owner.answer().await.field("Cache-Status"), Some("onceproxy; fwd=miss; stored"));
     let joined = joiner.answer().await;
-    let status = joined.assert_replay(201).field("Cache-Status").unwrap();
-    assert!(status.starts_with("onceproxy; ") && status.ends_with("hit; collapsed"), "{status}");
+    assert_eq!(joined.assert_replay(201).field("Cache-Status"), Some("onceproxy; hit; collapsed"));
+    assert_eq!(joined.field("Age"), Some("0"), "{}", joined.shown());
     assert_eq!(world.proxy().metric("onceproxy_requests_total", &[("result", "joined")]).await, 1.0);
+}
+
+#[tokio::test]
+async fn a_wait_for_another_proxys_attempt_is_marked_as_collapsed() {
+    let world = World::build(Store::Redis).proxies(2).start().await;
+    let gate = Gate::new();
+    world.upstream.next(reply(201).behind(&gate));
+    let owner = world.begin_pay("k-1");
+    world.upstream.reached(1).await;
+    let other = &world.proxies[1];
+    let waiter = Request::pay().key("k-1").begin(other.address);
+    eventually("the duplicate to wait", async || (other.metric("onceproxy_waiting", &[]).await == 1.0).then_some(()))
+        .await;
+    gate.open();
+    owner.answer().await.assert_executed(201);
+    let waited = waiter.answer().await;
+    assert_eq!(waited.assert_replay(201).field("Cache-Status"), Some("onceproxy; hit; collapsed"));
+    assert!(waited.field("Age").is_some(), "{}", waited.shown());
+    assert_eq!(other.metric("onceproxy_requests_total", &[("result", "joined")]).await, 1.0);
+    assert_eq!(world.executions(), 1);
 }
 
 #[tokio::test]
@@ -98,6 +118,22 @@ async fn a_duplicate_may_shorten_its_wait() {
     owner.answer().await.assert_executed(201);
     let answer = patient.answer().await;
     assert_eq!(answer.assert_replay(201).field("Preference-Applied"), Some("wait=20"));
+}
+
+#[tokio::test]
+async fn where_duplicates_are_rejected_no_wait_is_said_to_be_applied() {
+    let world = World::build(Store::Redis).proxies(2).route("on_duplicate = \"reject\"").start().await;
+    let gate = Gate::new();
+    world.upstream.next(reply(201).behind(&gate));
+    let owner = world.begin_pay("k-1");
+    world.upstream.reached(1).await;
+    let patient = Request::pay().key("k-1").field("Prefer", "wait=5");
+    for proxy in &world.proxies {
+        let answer = patient.send(proxy.address).await;
+        assert_eq!(answer.assert_in_flight().field("Preference-Applied"), None, "{}", answer.shown());
+    }
+    gate.open();
+    owner.answer().await.assert_executed(201);
 }
 
 #[tokio::test]

@@ -122,13 +122,13 @@ on_each_store! {
     }
 
     async fn a3_an_owner_renews_its_claim_for_as_long_as_it_runs(store) {
-        let world = World::with(store, "lease = \"1s\"\n on_duplicate = \"reject\"").await;
+        let world = World::with(store, "on_duplicate = \"reject\"").await;
         let gate = Gate::new();
         world.upstream.next(reply(201).behind(&gate));
         let owner = world.begin_pay("k-1");
         world.upstream.reached(1).await;
-        for lease in [1, 2] {
-            renewed_past(&world, Duration::from_secs(lease)).await;
+        for leases in [1, 2] {
+            renewed_past(&world, Duration::from_secs(2 * leases)).await;
             world.pay("k-1").await.assert_in_flight();
         }
         gate.open();
@@ -210,7 +210,7 @@ on_shared_stores! {
     }
 
     async fn a3_an_owner_keeps_its_claim_against_another_proxy(store) {
-        let world = World::build(store).proxies(2).route("lease = \"1s\"\n on_duplicate = \"reject\"").start().await;
+        let world = World::build(store).proxies(2).route("on_duplicate = \"reject\"").start().await;
         let gate = Gate::new();
         world.upstream.next(reply(201).behind(&gate));
         let owner = world.begin_pay("k-1");

@@ -1,11 +1,11 @@
 //! The commands for operators: the real binary against a real admin listener over a memory store.
 
-use std::collections::HashMap;
 use std::net::SocketAddr;
 use std::process::Output;
 use std::sync::Arc;
 use std::time::Duration;
 
+use arc_swap::ArcSwap;
 use onceproxy::admin::{self, AdminState};
 use onceproxy::config::store::{Backend, StoreConfig};
 use onceproxy::metrics::Metrics;
@@ -40,10 +40,12 @@ async fn operated() -> Operated {
         store: Arc::clone(&opened.store),
         metrics,
         ready: ready.clone(),
-        effective: "".into(),
-        token: Some(SECRET.into()),
+        settings: Arc::new(ArcSwap::from_pointee(admin::Settings {
+            token: Some(SECRET.into()),
+            ..admin::Settings::default()
+        })),
+        level: None,
         loopback: true,
-        retention: Arc::new(HashMap::new()),
     };
     tokio::spawn(admin::serve(listener, admin::router(state), Signal::new()));
     Operated { address, store: opened.store, ready }
@@ -246,6 +248,32 @@ async fn wrong_usage_is_2_and_help_is_not_an_error() {
     run(&["health", "--admin", "https://127.0.0.1:1"], &[]).await.failed(2, &["plain HTTP"]);
     run(&["--help"], &[]).await.succeeded();
     assert!(run(&["--version"], &[]).await.succeeded().starts_with("onceproxy "));
+}
+
+#[tokio::test]
+async fn completions_and_manual_pages_know_every_command() {
+    let help = run(&["--help"], &[]).await.succeeded().to_owned();
+    assert!(!help.contains("generate"), "it is for whoever packages the binary");
+    let commands = help.split_once("Commands:\n").unwrap().1.split_once("\n\n").unwrap().0;
+    let commands: Vec<_> = commands.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.len() > 4, "{commands:?}");
+
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let text = run(&["generate", "completions", shell], &[]).await.succeeded().to_owned();
+        for command in &commands {
+            assert!(text.contains(command), "{shell} does not know {command}");
+        }
+    }
+    run(&["generate", "completions", "csh"], &[]).await.failed(2, &["possible values: bash"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    run(&["generate", "man", folder.path().to_str().unwrap()], &[]).await.succeeded();
+    for command in commands.iter().filter(|command| **command != "help") {
+        let page = std::fs::read_to_string(folder.path().join(format!("onceproxy-{command}.1"))).unwrap();
+        assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    }
+    let missing = folder.path().join("missing");
+    run(&["generate", "man", missing.to_str().unwrap()], &[]).await.failed(1, &["cannot write manual pages into"]);
 }
 
 #[tokio::test]

@@ -69,6 +69,8 @@ on_lasting_stores! {
         kill_the_owner(&mut world).await;
         world.restart().await;
         gauge_of_unknown_reaches(&world, 1.0).await;
+        let stale = world.proxy().metric("onceproxy_stale_claims_total", &[("route", "pay")]).await;
+        assert_eq!(stale, 1.0, "whoever finds it counts it");
     }
 
     async fn b9_a_stop_leaves_nothing_open(store) {

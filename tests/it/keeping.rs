@@ -1,10 +1,10 @@
 //! What is kept, and for how long.
 
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use serde_json::json;
 
-use crate::support::{Request, Script, World, eventually, pass, reply};
+use crate::support::{Answer, Request, Script, World, eventually, pass, reply};
 
 on_each_store! {
     async fn e1_a_429_is_not_an_execution(store) {
@@ -100,12 +100,17 @@ on_each_store! {
         world.upstream.next(reply(504));
         assert_eq!(world.pay("k-1").await.status, 504);
         world.pay("k-1").await.assert_unknown();
-        let again = eventually("the unknown record to lapse", async || {
-            let answer = world.pay("k-1").await;
-            (answer.problem() != "outcome-unknown").then_some(answer)
-        })
-        .await;
-        again.assert_executed(201);
+        once_lapsed(&world).await.assert_executed(201);
+        assert_eq!(world.executions(), 2);
+    }
+
+    async fn e6_an_outcome_that_the_attempt_itself_reported_ages_from_that_moment(store) {
+        let world = World::with(store, "unknown_retention = \"2s\"\n abandon_after = \"10m\"").await;
+        world.upstream.next(Script::reset());
+        world.pay("k-1").await.assert_problem(502, "outcome-unknown");
+        world.pay("k-1").await.assert_unknown();
+        // Ten minutes would be longer than any test may take.
+        once_lapsed(&world).await.assert_executed(201);
         assert_eq!(world.executions(), 2);
     }
 
@@ -126,6 +131,24 @@ on_each_store! {
 }
 
 on_lasting_stores! {
+    async fn e6_a_lapsed_attempt_may_still_be_running_until_it_is_abandoned(store) {
+        let settings = "unknown_retention = \"1s\"\n abandon_after = \"8s\"\n timeout = \"8s\"";
+        let mut world = World::with(store, settings).await;
+        world.upstream.next(Script::never());
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.proxies[0].kill();
+        owner.hang_up().await;
+        world.restart().await;
+        let id = world.proxy().only_open_record().await["id"].as_str().unwrap().to_owned();
+        let record = world.proxy().record_in_state(&id, "unknown").await;
+        assert_eq!(record["expires_at"], record["abandon_at"]);
+        once_lapsed(&world).await.assert_executed(201);
+        let abandoned = humantime::parse_rfc3339(record["abandon_at"].as_str().unwrap()).unwrap();
+        assert!(SystemTime::now() >= abandoned, "it ran again before {abandoned:?}");
+        assert_eq!(world.executions(), 2);
+    }
+
     async fn e7_the_lease_ends_in_seconds_and_the_record_does_not(store) {
         let mut world = World::with(store, "lease = \"1s\"\n retention = \"24h\"\n on_duplicate = \"reject\"").await;
         world.pay("k-0").await.assert_executed(201);
@@ -148,4 +171,14 @@ on_lasting_stores! {
         world.pay("k-1").await.assert_unknown();
         assert_eq!(world.executions(), 2);
     }
+}
+
+/// Repeats `k-1` while its outcome is held as unknown.
+async fn once_lapsed(world: &World) -> Answer {
+    eventually("the unknown record to lapse", async || {
+        let answer = world.pay("k-1").await;
+        let held = matches!(answer.problem().as_str(), "outcome-unknown" | "request-in-progress");
+        (!held).then_some(answer)
+    })
+    .await
 }

@@ -13,6 +13,7 @@ mod documents;
 mod layout;
 mod model;
 
+mod admin;
 mod commands;
 mod contract;
 mod disk;
@@ -25,14 +26,24 @@ mod keys;
 
 mod keeping;
 mod replay;
+mod resend;
 mod streams;
 
+mod egress;
+mod limits;
+mod overload;
+mod reload;
+mod senders;
 mod store_faults;
+mod unprotected;
+mod upgrades;
 mod upstream_faults;
 mod webhooks;
 
 mod answers;
+mod hops;
 mod problems;
+mod raw_bytes;
 mod secrets;
 mod vectors;
 

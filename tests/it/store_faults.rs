@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::support::{Answer, Gate, Request, Store, World, eventually, ms, reply};
+use crate::support::{Answer, Gate, Request, Store, World, eventually, ms, pass, reply};
 
 fn assert_refused(answer: &Answer) {
     answer.assert_problem(503, "store-unavailable");
@@ -12,8 +12,13 @@ fn assert_refused(answer: &Answer) {
 
 /// Repeats `k-1` while the store is away or a claim that nobody uses is not yet given back.
 async fn once_back(world: &World) -> Answer {
+    once_free(world, "k-1").await
+}
+
+/// The same with another key.
+async fn once_free(world: &World, key: &str) -> Answer {
     eventually("the store to be back and the key to be free", async || {
-        let answer = world.pay("k-1").await;
+        let answer = world.pay(key).await;
         (!matches!(answer.problem().as_str(), "store-unavailable" | "request-in-progress")).then_some(answer)
     })
     .await
@@ -113,6 +118,37 @@ on_shared_stores! {
         assert_eq!(world.executions(), 2);
     }
 
+    async fn g2_a_redis_that_hangs_longer_than_a_lease_burns_no_key(store) {
+        let world = World::build(store).store("timeout = \"1s\"").route("lease = \"2s\"").start().await;
+        world.pay("warm-up").await.assert_executed(201);
+        world.redis().pause();
+        let keys: Vec<_> = (0..10).map(|n| format!("k-{n}")).collect();
+        let refused: Vec<_> = keys.iter().map(|key| world.begin_pay(key)).collect();
+        for pending in refused {
+            assert_refused(&pending.answer().await);
+        }
+        pass(Duration::from_secs(5)).await;
+        world.redis().resume();
+        // The claims that lay in its buffers are made now; their leases begin when nobody uses them any more.
+        for key in &keys {
+            once_free(&world, key).await.assert_executed(201);
+        }
+        assert!(world.proxy().open_records("").await.is_empty());
+        assert_eq!(world.proxy().metric("onceproxy_stale_claims_total", &[]).await, 0.0);
+        assert_eq!(world.executions(), 11);
+    }
+
+    async fn an_empty_value_under_a_records_key_is_no_free_key(store) {
+        let world = World::with(store, "on_store_error = \"forward\"").await;
+        world.pay("k-1").await.assert_executed(201);
+        let spoil = "return redis.call('SET', redis.call('KEYS', '*:r:*')[1], '')";
+        world.redis().command(&["EVAL", spoil, "0"]).await;
+        assert_refused(&world.pay("k-1").await);
+        assert_eq!(world.executions(), 1);
+        let unreadable = [("operation", "claim"), ("kind", "unreadable")];
+        assert_eq!(world.proxy().metric("onceproxy_store_errors_total", &unreadable).await, 1.0);
+    }
+
     async fn g5_flushed_scripts_are_no_error(store) {
         let world = World::build(store).proxies(2).start().await;
         for n in 1..=3 {
@@ -199,12 +235,26 @@ on_shared_stores! {
         world.redis().command(&["CONFIG", "SET", "maxmemory", "1"]).await;
         assert_refused(&world.pay("k-2").await);
         gate.open();
-        owner.answer().await.assert_executed(201);
-        let repeat = world.pay("k-1").await;
-        // Completed, with its body or without.
-        if repeat.status != 201 {
-            repeat.assert_problem(409, "response-not-retained");
-        }
+        let first = owner.answer().await;
+        assert_eq!(first.assert_executed(201).field("Cache-Status"), Some("onceproxy; fwd=miss; stored"));
+        world.pay("k-1").await.assert_replay(201);
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn a_full_redis_says_that_it_did_not_keep_a_body(store) {
+        let world = World::new(store).await;
+        let gate = Gate::new();
+        let body = vec![b'x'; 64 * 1024];
+        world.upstream.next(reply(201).body(&body).behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.redis().command(&["CONFIG", "SET", "maxmemory", "1"]).await;
+        gate.open();
+        let first = owner.answer().await;
+        let status = first.assert_executed(201).field("Cache-Status");
+        assert_eq!(status, Some("onceproxy; fwd=miss; detail=response-not-retained"));
+        assert_eq!(first.body, body);
+        world.pay("k-1").await.assert_problem(409, "response-not-retained");
         assert_eq!(world.executions(), 1);
     }
 

@@ -112,7 +112,7 @@ fn both_orders_of_two_own_lists_give_the_same() {
 #[test]
 fn every_sender_has_its_key_and_scope() {
     let expected = [
-        ("github", r#"["header:x-github-delivery"]"#, "[]"),
+        ("github", r#"["header:x-github-delivery"]"#, r#"["header:x-github-hook-id"]"#),
         ("stripe", r#"["json:/id"]"#, "[]"),
         (
             "shopify",
@@ -123,7 +123,7 @@ fn every_sender_has_its_key_and_scope() {
         ("svix", r#"["header:svix-id", "header:webhook-id"]"#, "[]"),
         ("twilio", r#"["header:i-twilio-idempotency-token"]"#, "[]"),
         ("aws-sns", r#"["header:x-amz-sns-message-id"]"#, r#"["header:x-amz-sns-topic-arn"]"#),
-        ("cloudevents", r#"[["header:ce-source", "header:ce-id"], ["json:/source", "json:/id"]]"#, "[]"),
+        ("cloudevents", r#"["header:ce-id", ["json:/source", "json:/id"]]"#, r#"["header:ce-source"]"#),
         ("gitlab", r#"["header:idempotency-key"]"#, r#"["header:x-gitlab-instance"]"#),
         (
             "adyen",

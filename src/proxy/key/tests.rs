@@ -15,7 +15,12 @@ fn route(key: Vec<KeySource>) -> Route {
         host: None,
         path: "/".to_owned(),
         strip_prefix: false,
-        upstream: config::Upstream { tls: false, host: "localhost".to_owned(), port: 80, ca_file: None },
+        upstream: config::Upstream {
+            tls: false,
+            host: "localhost".to_owned(),
+            port: 80,
+            ..config::Upstream::default()
+        },
         methods: vec![http::Method::POST],
         key,
         key_required: true,
@@ -31,6 +36,7 @@ fn route(key: Vec<KeySource>) -> Route {
         timeout: Duration::from_secs(30),
         abandon_after: Duration::from_secs(300),
         lease: Duration::from_secs(10),
+        max_in_flight: None,
         max_request_body: 8 << 20,
         max_response_body: 1 << 20,
         on_store_error: config::OnStoreError::Reject,

@@ -42,7 +42,8 @@ pub(super) struct Tell {
 }
 
 impl Tell {
-    fn of(&self, changes: &[Change]) {
+    /// Wakes whoever waits for these records, and counts the claims among them that lapsed.
+    pub(super) fn of(&self, changes: &[Change]) {
         for change in changes {
             if change.lapsed {
                 self.metrics.stale_claim(change.id.route());

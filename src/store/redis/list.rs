@@ -30,10 +30,11 @@ impl Cursor {
             let (shard, rest) = text.split_once('.')?;
             let (score, member) = rest.split_once('.')?;
             let shard = u16::from_str_radix(shard, 16).ok().filter(|shard| *shard < SHARDS)?;
-            Some(Cursor { shard, last: Some((score.parse().ok()?, member.to_owned())) })
+            let score = score.parse().ok().filter(|score: &f64| score.is_finite())?;
+            Some(Cursor { shard, last: Some((score, member.to_owned())) })
         };
         parsed().ok_or_else(|| {
-            StoreError::new(StoreErrorKind::Refused, false, "the cursor is not one that this store gave out")
+            StoreError::new(StoreErrorKind::BadQuery, false, "the cursor is not one that this store gave out")
         })
     }
 

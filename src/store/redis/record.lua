@@ -72,8 +72,9 @@ local function is_undecided() return state == CLAIMED or (state == UNKNOWN and r
 
 local function become_unknown(since, why)
   state, reason, status, moment, expires_at = UNKNOWN, why, 0, since, 0
-  -- An attempt that may still be running is never forgotten, whatever its age.
-  if keep_unknown > 0 then expires_at = math.max(since + keep_unknown, abandon_at) end
+  -- An attempt that may still be running is never forgotten, whatever its age. All but a lapse are said by the attempt
+  -- itself, at its end.
+  if keep_unknown > 0 then expires_at = math.max(since + keep_unknown, why == 1 and abandon_at or since) end
 end
 
 -- Turns a claim whose lease is over into unknown, and says whether it did. Nothing is written yet.

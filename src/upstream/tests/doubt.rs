@@ -38,7 +38,8 @@ async fn refused_is_not_sent() {
 
 #[tokio::test]
 async fn unknown_name_is_not_sent() {
-    let upstream = config::Upstream { tls: false, host: "no-such-name.invalid".into(), port: 80, ca_file: None };
+    let upstream =
+        config::Upstream { tls: false, host: "no-such-name.invalid".into(), port: 80, ..config::Upstream::default() };
     let pool = Pool::new(&upstream, LONG, LONG, &Metrics::new().route("r")).unwrap();
     let error = pool.checkout().await.unwrap_err();
     assert!(matches!(error, ConnectError::Resolve { .. }), "{error:?}");

@@ -8,17 +8,30 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use super::*;
-use crate::upstream::wire::{Meter, Tcp, Wire};
+use crate::upstream::wire::{Family, Meter, Socket, Wire};
 
 /// A peer with a certificate for these names, and the file of the authority that signed it.
 struct TlsPeer {
     peer: Peer,
     acceptor: TlsAcceptor,
     ca_file: tempfile::NamedTempFile,
+    issuer: rcgen::Issuer<'static, rcgen::KeyPair>,
+}
+
+/// A file with this in it.
+fn file(text: &str) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(text.as_bytes()).unwrap();
+    file
 }
 
 impl TlsPeer {
     async fn start(names: &[&str]) -> TlsPeer {
+        TlsPeer::start_with(names, false).await
+    }
+
+    /// One that takes clients with a certificate of its own authority only, if it `asks`.
+    async fn start_with(names: &[&str], asks: bool) -> TlsPeer {
         let mut authority = rcgen::CertificateParams::new(Vec::new()).unwrap();
         authority.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
         let authority_key = rcgen::KeyPair::generate().unwrap();
@@ -29,24 +42,49 @@ impl TlsPeer {
         let certificate = rcgen::CertificateParams::new(names).unwrap().signed_by(&key, &issuer).unwrap();
 
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut config = rustls::ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
+        let mut roots = rustls::RootCertStore::empty();
+        roots.add(authority_certificate.der().clone()).unwrap();
+        let verifier = rustls::server::WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider.clone())
+            .build()
+            .unwrap();
+        let config =
+            rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+        let config = if asks { config.with_client_cert_verifier(verifier) } else { config.with_no_client_auth() };
+        let mut config = config
             .with_single_cert(
                 vec![certificate.der().clone()],
                 PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der())),
             )
             .unwrap();
         config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        let mut ca_file = tempfile::NamedTempFile::new().unwrap();
-        ca_file.write_all(authority_certificate.pem().as_bytes()).unwrap();
-        TlsPeer { peer: Peer::start().await, acceptor: TlsAcceptor::from(Arc::new(config)), ca_file }
+        let ca_file = file(&authority_certificate.pem());
+        TlsPeer { peer: Peer::start().await, acceptor: TlsAcceptor::from(Arc::new(config)), ca_file, issuer }
+    }
+
+    /// The same certificate without a list of protocols.
+    fn without_alpn(&self) -> TlsAcceptor {
+        let mut config = rustls::ServerConfig::clone(self.acceptor.config());
+        config.alpn_protocols.clear();
+        TlsAcceptor::from(Arc::new(config))
+    }
+
+    /// A client's certificate of the peer's authority, and its key.
+    fn client_files(&self) -> (tempfile::NamedTempFile, tempfile::NamedTempFile) {
+        let key = rcgen::KeyPair::generate().unwrap();
+        let certificate =
+            rcgen::CertificateParams::new(vec!["onceproxy".to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        (file(&certificate.pem()), file(&key.serialize_pem()))
     }
 
     fn upstream(&self, host: &str) -> config::Upstream {
         let ca_file = Some(self.ca_file.path().to_owned());
-        config::Upstream { tls: true, host: host.to_owned(), port: self.peer.address.port(), ca_file }
+        config::Upstream {
+            tls: true,
+            host: host.to_owned(),
+            port: self.peer.address.port(),
+            ca_file,
+            ..config::Upstream::default()
+        }
     }
 
     fn pool(&self, host: &str) -> Pool {
@@ -190,7 +228,8 @@ async fn failed_write_counts_above_tls_and_not_above_tcp() {
     let peer = TlsPeer::start(&["localhost"]).await;
     for encrypted in [true, false] {
         let meter = Arc::new(Meter::default());
-        let tcp = Tcp::new(TcpStream::connect(peer.peer.address).await.unwrap(), meter.clone());
+        let stream = Family::Tcp(TcpStream::connect(peer.peer.address).await.unwrap());
+        let tcp = Socket::new(stream, meter.clone());
         let mut wire = if encrypted {
             let tls = crate::upstream::tls::Tls::new(&peer.upstream("localhost")).unwrap();
             let (client, server) = tokio::join!(tls.connector.connect(tls.name.clone(), tcp), peer.accept());
@@ -213,8 +252,13 @@ async fn failed_write_counts_above_tls_and_not_above_tcp() {
 fn unusable_settings_are_found_at_start() {
     let metrics = Metrics::new().route("r");
     let make = |host: &str, ca_file: &std::path::Path| {
-        let upstream =
-            config::Upstream { tls: true, host: host.to_owned(), port: 443, ca_file: Some(ca_file.to_owned()) };
+        let upstream = config::Upstream {
+            tls: true,
+            host: host.to_owned(),
+            port: 443,
+            ca_file: Some(ca_file.to_owned()),
+            ..config::Upstream::default()
+        };
         Pool::new(&upstream, LONG, LONG, &metrics).unwrap_err()
     };
     let folder = tempfile::tempdir().unwrap();
@@ -234,4 +278,108 @@ fn unusable_settings_are_found_at_start() {
     assert!(matches!(junk, TlsSetupError::CaCertificate { .. }), "{junk:?}");
     let name = make("not a name", &file(""));
     assert!(matches!(name, TlsSetupError::Name { .. }), "{name:?}");
+}
+
+#[tokio::test]
+async fn certificate_is_shown_to_an_upstream_that_asks_for_it() {
+    let peer = TlsPeer::start_with(&["localhost"], true).await;
+    let (certificate, key) = peer.client_files();
+    let client = Some((certificate.path().to_owned(), key.path().to_owned()));
+    let upstream = config::Upstream { client, ..peer.upstream("localhost") };
+    let pool = Pool::new(&upstream, LONG, LONG, &peer.peer.metrics).unwrap();
+    let (response, stream) = tokio::join!(send(&pool, post("/", "x")), peer.answer_one(OK));
+    assert_eq!(text(response.unwrap()).await, "ok");
+    assert!(stream.get_ref().1.peer_certificates().is_some_and(|chain| chain.len() == 1));
+
+    let without = peer.pool("localhost");
+    let (_, accepted) = tokio::join!(without.checkout(), peer.accept());
+    assert!(accepted.is_err(), "it took a client without a certificate");
+}
+
+#[tokio::test]
+async fn unusable_client_files_are_found_at_start() {
+    let peer = TlsPeer::start(&["localhost"]).await;
+    let ((certificate, key), (_, other_key)) = (peer.client_files(), peer.client_files());
+    let empty = file("");
+    let missing = std::path::Path::new("/no/such/file.pem");
+    for (certificate, key, expected) in [
+        (certificate.path(), other_key.path(), "cannot be used with its key"),
+        (empty.path(), key.path(), "cannot be used with its key"),
+        (certificate.path(), empty.path(), "cannot read the client's certificate or key"),
+        (certificate.path(), missing, "cannot read the client's certificate or key"),
+        (missing, key.path(), "cannot read the client's certificate or key"),
+    ] {
+        let client = Some((certificate.to_owned(), key.to_owned()));
+        let upstream = config::Upstream { client, ..peer.upstream("localhost") };
+        let error = Pool::new(&upstream, LONG, LONG, &peer.peer.metrics).unwrap_err();
+        assert!(error.to_string().contains(expected), "{error} of {certificate:?} and {key:?}");
+    }
+}
+
+#[tokio::test]
+async fn server_name_is_asked_for_and_verified_in_place_of_the_host() {
+    let peer = TlsPeer::start(&["internal.test"]).await;
+    let named = |name: &str| config::Upstream { server_name: Some(name.to_owned()), ..peer.upstream("127.0.0.1") };
+    let pool = Pool::new(&named("internal.test"), LONG, LONG, &peer.peer.metrics).unwrap();
+    let (response, stream) = tokio::join!(send(&pool, post("/", "x")), peer.answer_one(OK));
+    assert_eq!(text(response.unwrap()).await, "ok");
+    assert_eq!(stream.get_ref().1.server_name(), Some("internal.test"));
+
+    let pool = Pool::new(&named("other.test"), LONG, LONG, &peer.peer.metrics).unwrap();
+    let (connected, _) = tokio::join!(pool.checkout(), peer.accept());
+    assert!(matches!(connected.unwrap_err(), ConnectError::Tls { .. }));
+}
+
+#[tokio::test]
+async fn tls_goes_through_a_proxy_to_the_upstream_itself() {
+    let peer = TlsPeer::start(&["far.invalid"]).await;
+    let port = peer.peer.address.port();
+    let proxy = Some(config::HttpProxy { host: "127.0.0.1".to_owned(), port });
+    let upstream = config::Upstream { port: 443, proxy, ..peer.upstream("far.invalid") };
+    let pool = Pool::new(&upstream, LONG, LONG, &peer.peer.metrics).unwrap();
+    let serve = async {
+        let mut stream = peer.peer.accept().await;
+        assert!(read_request(&mut stream).await.starts_with(b"CONNECT far.invalid:443 HTTP/1.1\r\n"));
+        stream.write_all(b"HTTP/1.1 200 OK\r\n\r\n").await.unwrap();
+        let mut stream = peer.acceptor.accept(stream).await.unwrap();
+        read_request(&mut stream).await;
+        stream.write_all(OK).await.unwrap();
+        stream.flush().await.unwrap();
+        stream
+    };
+    let (response, _stream) = tokio::join!(send(&pool, post("/", "x")), serve);
+    assert_eq!(text(response.unwrap()).await, "ok");
+}
+
+#[tokio::test]
+async fn http_2_needs_an_upstream_that_agrees_on_it() {
+    let peer = TlsPeer::start(&["localhost"]).await;
+    let upstream = config::Upstream { http2: true, ..peer.upstream("localhost") };
+    let pool = Pool::new(&upstream, LONG, LONG, &peer.peer.metrics).unwrap();
+    let serve = async {
+        let stream = peer.accept().await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        let (request, mut respond) = connection.accept().await.unwrap().unwrap();
+        assert_eq!(request.uri().scheme_str(), Some("https"));
+        respond.send_response(http::Response::new(()), true).unwrap();
+        // Until the client closes.
+        while connection.accept().await.is_some() {}
+    };
+    let ask = async {
+        let response = send(&pool, post("/", "x")).await.unwrap();
+        assert!(http_body::Body::is_end_stream(response.body()));
+    };
+    tokio::select! {
+        () = serve => panic!("it closed first"),
+        () = ask => {}
+    }
+
+    // One that agrees on nothing.
+    let silent = TlsPeer { acceptor: peer.without_alpn(), ..TlsPeer::start(&["localhost"]).await };
+    let upstream = config::Upstream { http2: true, ca_file: upstream.ca_file, ..silent.upstream("localhost") };
+    let pool = Pool::new(&upstream, LONG, LONG, &silent.peer.metrics).unwrap();
+    let (connected, _stream) = tokio::join!(pool.checkout(), silent.accept());
+    let error = connected.unwrap_err();
+    assert!(matches!(error, ConnectError::NotHttp2 { source: None, .. }), "{error:?}");
 }

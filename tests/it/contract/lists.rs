@@ -1,13 +1,14 @@
 //! The operator's list of open records: filters, pages, order.
 
 use super::*;
-use onceproxy::store::{OpenState, Page, Query};
+use onceproxy::store::{OpenState, Page, Query, StoreErrorKind};
 
 pub(super) async fn rules(pair: &Pair) {
     only_open_records_of_the_route_are_listed(pair).await;
     pages_hold_each_record_once_oldest_first(pair).await;
     a_lapsed_claim_is_listed_as_unknown(pair).await;
     what_ended_is_no_longer_listed(pair).await;
+    a_cursor_of_no_page_is_the_askers_mistake(pair).await;
 }
 
 /// A route that no other run of the suite has.
@@ -93,4 +94,12 @@ async fn what_ended_is_no_longer_listed(pair: &Pair) {
     pair.granted(Claim { abandon_after: MOMENT, ..expiring.clone() }).await;
     pair.until_absent(&expiring.id).await;
     assert_eq!(all(pair, of_route(&route, None)).await, []);
+}
+
+async fn a_cursor_of_no_page_is_the_askers_mistake(pair: &Pair) {
+    for cursor in ["x", "zz.1.x", "00.inf.r:00", "99999999999999999999.r:00"] {
+        let query = Query { limit: 1, cursor: Some(cursor.to_owned()), ..Query::default() };
+        let error = pair.one.list(&query).await.unwrap_err();
+        assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::BadQuery, false), "{cursor}: {error}");
+    }
 }

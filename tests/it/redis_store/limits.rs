@@ -20,7 +20,10 @@ async fn a_full_server_refuses_claims_and_nothing_else() {
     assert!(error.message.contains("OOM"), "{error}");
     assert_eq!(replay(&*store, &done).await, response(10), "a replay needs no memory");
     assert_eq!(store.renew(&large).await.unwrap(), RenewReply::Extended);
-    assert_eq!(store.complete(&large, &response(100_000), DAY).await.unwrap(), CompleteReply::Stored);
+    let without_body = CompleteReply::WithoutBody { rewritten: false };
+    assert_eq!(store.complete(&large, &response(100_000), DAY).await.unwrap(), without_body);
+    let forgotten = CompleteReply::WithoutBody { rewritten: true };
+    assert_eq!(store.complete(&claim(), &response(100_000), DAY).await.unwrap(), forgotten);
     assert_eq!(replay(&*store, &large).await, response(100_000).without_body());
     assert_eq!(store.complete(&small, &response(100), DAY).await.unwrap(), CompleteReply::Stored);
     assert_eq!(replay(&*store, &small).await, response(100));
@@ -35,7 +38,10 @@ async fn a_full_server_refuses_claims_and_nothing_else() {
 async fn a_body_larger_than_the_server_takes_is_not_kept() {
     let server = RedisServer::start(&["--proto-max-bulk-len", "1mb"]);
     let store = quiet(&config(server.port()));
-    let large = completed(&*store, &response(3 * 1024 * 1024)).await;
+    let large = claim();
+    assert_eq!(store.claim(&large).await.unwrap(), GRANTED);
+    let reply = store.complete(&large, &response(3 * 1024 * 1024), DAY).await.unwrap();
+    assert_eq!(reply, CompleteReply::WithoutBody { rewritten: false });
     assert_eq!(replay(&*store, &large).await, response(0).without_body());
     let fitting = completed(&*store, &response(900 * 1024)).await;
     assert_eq!(replay(&*store, &fitting).await, response(900 * 1024));
@@ -164,7 +170,7 @@ async fn a_list_is_paged_across_the_shards_and_filtered() {
         }
     }
     let odd = Query { limit: 1, cursor: Some("zz.1.x".into()), ..Query::default() };
-    assert_eq!(store.list(&odd).await.unwrap_err().kind, StoreErrorKind::Refused);
+    assert_eq!(store.list(&odd).await.unwrap_err().kind, StoreErrorKind::BadQuery);
 }
 
 #[tokio::test]

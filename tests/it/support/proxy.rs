@@ -60,6 +60,11 @@ impl Proxy {
         signal("TERM", self.child.id());
     }
 
+    /// SIGHUP.
+    pub(crate) fn hang_up(&self) {
+        signal("HUP", self.child.id());
+    }
+
     /// SIGSTOP: it keeps its sockets, and does nothing.
     pub(crate) fn pause(&self) {
         signal("STOP", self.child.id());
@@ -88,6 +93,13 @@ impl Proxy {
         let next = Proxy::start(&self.config).await;
         next.log.lock().unwrap().splice(0..0, self.log.lock().unwrap().drain(..));
         *self = next;
+    }
+
+    /// The memory it holds, in bytes.
+    pub(crate) fn resident(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
+        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
     }
 
     /// What it logged.

@@ -3,7 +3,7 @@
 //! The settings are those of the cases unless a scenario says otherwise: preset `api`, lease 2 s, retention 60 s.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use super::client::{Answer, Pending, Request};
 use super::proxy::Proxy;
@@ -237,9 +237,32 @@ impl World {
         self.relay.as_ref().expect("a relayed world")
     }
 
-    /// Changes the route's settings; they count from the next restart.
+    /// The settings' file.
+    pub(crate) fn config(&self) -> &Path {
+        &self.config
+    }
+
+    /// Changes the route's settings. The file is written: a running proxy sees it, or a restart.
     pub(crate) fn change_route(&mut self, lines: &str) {
         self.settings.route.set(lines);
+        self.write_settings();
+    }
+
+    /// Changes the settings above the sections.
+    pub(crate) fn change_top(&mut self, lines: &str) {
+        self.settings.top.set(lines);
+        self.write_settings();
+    }
+
+    /// Puts another section `[log]` in the place of the one there is.
+    pub(crate) fn change_log(&mut self, section: &str) {
+        self.settings.log = section.to_owned();
+        self.write_settings();
+    }
+
+    /// Puts other sections in the place of those that `more` gave.
+    pub(crate) fn change_more(&mut self, toml: &str) {
+        self.settings.more = toml.to_owned();
         self.write_settings();
     }
 
