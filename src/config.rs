@@ -19,6 +19,7 @@ pub mod store;
 mod address;
 mod changes;
 mod effective;
+mod egress;
 mod load;
 mod mistakes;
 mod presets;
@@ -35,6 +36,7 @@ mod tests;
 
 pub use changes::{Changed, Content, change};
 pub use effective::effective;
+pub use egress::{Allowed, Egress};
 pub use load::{Environment, Flags, Loaded, Sources, load};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
@@ -57,6 +59,8 @@ pub struct Config {
     pub log: Log,
     /// The operator's listener.
     pub admin: Admin,
+    /// What may be reached by routes whose upstream each request names.
+    pub egress: Arc<Egress>,
     /// Where records are kept.
     pub store: StoreConfig,
     /// At least one, in the order of the file. Names are unique.
@@ -210,7 +214,8 @@ pub struct Route {
     pub idle_timeout: Duration,
 }
 
-/// Where a route's requests go: `http://host[:port]`, `https://host[:port]` or `unix:/path`, without a path of requests.
+/// Where a route's requests go: `http://host[:port]`, `https://host[:port]` or `unix:/path`, without a path of requests;
+/// with `{host}` as its host, to the one that each request names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Upstream {
     /// Whether it speaks TLS.
@@ -223,12 +228,17 @@ pub struct Upstream {
     pub socket: Option<PathBuf>,
     /// The HTTP proxy to go through. Default none, whatever the environment says.
     pub proxy: Option<HttpProxy>,
+    /// Whether it is spoken to in HTTP/2, over TLS by ALPN, else without being asked. Default HTTP/1.1.
+    pub http2: bool,
     /// A file of PEM certificates to trust instead of the system's. Only with TLS.
     pub ca_file: Option<PathBuf>,
     /// The certificate to show and its key, files of PEM. Only with TLS.
     pub client: Option<(PathBuf, PathBuf)>,
     /// The name to ask for and to find in the certificate, in place of the host. Only with TLS.
     pub server_name: Option<String>,
+    /// Set where requests name the host: what may be reached. The host is empty then, and port 0 stands for the one that
+    /// the request names; [`Upstream::at`] fills both in.
+    pub egress: Option<Arc<Egress>>,
 }
 
 /// An HTTP proxy on the way to an upstream: `http://host:port`. It is asked to connect (`CONNECT`), for plain upstreams too.
@@ -256,6 +266,30 @@ impl Upstream {
     /// `host:port`, always with the port, IPv6 in brackets.
     pub fn host_and_port(&self) -> String {
         format!("{}:{}", bracketed(&self.host), self.port)
+    }
+
+    /// Whether each request names the host.
+    pub fn is_requested(&self) -> bool {
+        self.egress.is_some() && self.host.is_empty()
+    }
+
+    /// The upstream that a request for this host and port goes to: by the port of the settings, else the one that was
+    /// named, else that of the scheme. `None` if it may not be reached.
+    ///
+    /// A client that speaks `http` to this proxy and means `https` names port 80, or none.
+    pub fn at(&self, host: &str, port: Option<u16>) -> Option<Upstream> {
+        let egress = self.egress.as_ref()?;
+        let own = if self.tls { 443 } else { 80 };
+        let port = match (self.port, port) {
+            (0, None | Some(80)) => own,
+            (0, Some(named)) => named,
+            (set, _) => set,
+        };
+        egress.permits(host, port).then(|| Upstream {
+            host: host.trim_end_matches('.').to_ascii_lowercase(),
+            port,
+            ..self.clone()
+        })
     }
 
     /// `host[:port]` as it stands in a `Host` field: without the scheme's default port, IPv6 in brackets.

@@ -48,11 +48,13 @@ pub enum RequestResult {
     Overloaded,
     /// No route matches.
     NoRoute,
+    /// Named a host that may not be reached.
+    EgressRefused,
 }
 
 impl RequestResult {
     /// Every result, in the order of the enum.
-    pub const ALL: [RequestResult; 15] = [
+    pub const ALL: [RequestResult; 16] = [
         RequestResult::Executed,
         RequestResult::Replayed,
         RequestResult::Joined,
@@ -68,6 +70,7 @@ impl RequestResult {
         RequestResult::StoreError,
         RequestResult::Overloaded,
         RequestResult::NoRoute,
+        RequestResult::EgressRefused,
     ];
 
     /// The word in metrics and logs.
@@ -88,6 +91,7 @@ impl RequestResult {
             RequestResult::StoreError => "store_error",
             RequestResult::Overloaded => "overloaded",
             RequestResult::NoRoute => "no_route",
+            RequestResult::EgressRefused => "egress_refused",
         }
     }
 }
@@ -432,10 +436,10 @@ impl StoreOperationMetrics {
 /// The metrics of one route, resolved.
 #[derive(Clone, Debug)]
 pub struct RouteMetrics {
-    requests: [Counter<u64, AtomicU64>; 15],
+    requests: [Counter<u64, AtomicU64>; 16],
     name: String,
     /// Made when first needed: each is a series for every bucket, and most results are rare.
-    request_seconds: Arc<[OnceLock<Histogram>; 15]>,
+    request_seconds: Arc<[OnceLock<Histogram>; 16]>,
     all_request_seconds: HistogramFamily<RouteResultLabels>,
     /// Requests handed to an upstream connection.
     pub upstream_sends: Counter,

@@ -52,6 +52,7 @@ use self::pass::{Passage, Plain};
 use self::recent::Recent;
 use self::record::Ending;
 use self::respond::Answer;
+use self::route::egress::{self, Destinations};
 use self::route::{Route, Routes};
 use crate::config::{Config, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
@@ -194,7 +195,8 @@ impl Core {
                 Some(route) => route.in_flight.clone(),
                 None => Budget::new(config.max_in_flight.unwrap_or(usize::MAX)),
             };
-            Ok(Arc::new(Route { pool, index, config: config.clone(), in_flight, metrics }))
+            let destinations = Destinations::default();
+            Ok(Arc::new(Route { pool, index, config: config.clone(), in_flight, metrics, destinations }))
         });
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
@@ -236,7 +238,13 @@ impl Core {
                 return problem.into_response();
             }
         };
-        let answer = self.steps(&route, &mut head, body, peer).await.unwrap_or_else(Answer::problem);
+        let answer = match egress::destination(&route, &head) {
+            Ok(route) => self.steps(&route, &mut head, body, peer).await.unwrap_or_else(Answer::problem),
+            Err(problem) => {
+                body::discard(&head, body);
+                Answer::problem(problem)
+            }
+        };
         let took = started.elapsed();
         route.metrics.answered(answer.result, took);
         if self.log_requests {

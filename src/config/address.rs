@@ -3,6 +3,7 @@
 //! No name is looked up here: settings are checked without a network, and an upstream's name may change its address.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
 
 use super::mistakes::{Wrong, wrong};
 use super::{HttpProxy, Upstream};
@@ -35,6 +36,9 @@ pub(super) fn admin_listen(text: &str) -> Result<Option<SocketAddr>, Wrong> {
     listen(text).map(Some).map_err(|what| Wrong { right: format!("{}; or \"off\"", what.right), ..what })
 }
 
+/// Stands for the host that each request names.
+const REQUESTED_HOST: &str = "{host}";
+
 /// Parses the URL of an upstream. It has no path: the request target goes there as it came. Messages do not show the
 /// URL back, since a password may stand in it by mistake.
 pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
@@ -66,10 +70,18 @@ pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
             "end it after the host and port; match paths with `path`, take them off with `strip_prefix`",
         ));
     }
-    let (host, port) = host_and_port(authority).map_err(|()| wrong("the URL has no valid host and port", example))?;
+    let (requested, authority) = match authority.strip_prefix(REQUESTED_HOST) {
+        // A host is needed to find the port; it is not kept.
+        Some(port) => (true, format!("host{port}")),
+        None => (false, authority.to_owned()),
+    };
+    let (host, port) = host_and_port(&authority).map_err(|()| wrong("the URL has no valid host and port", example))?;
+    let upstream = Upstream { tls, ..Upstream::default() };
     match port {
         Some(0) => Err(wrong("port 0 cannot be connected to", example)),
-        _ => Ok(Upstream { tls, host, port: port.unwrap_or(if tls { 443 } else { 80 }), ..Upstream::default() }),
+        // What may be reached is filled in by whoever has read it.
+        _ if requested => Ok(Upstream { port: port.unwrap_or(0), egress: Some(Arc::default()), ..upstream }),
+        _ => Ok(Upstream { host, port: port.unwrap_or(if tls { 443 } else { 80 }), ..upstream }),
     }
 }
 
@@ -118,7 +130,12 @@ pub(super) fn print_upstream(upstream: &Upstream) -> String {
     if let Some(path) = &upstream.socket {
         return format!("unix:{}", path.display());
     }
-    format!("{}://{}", if upstream.tls { "https" } else { "http" }, upstream.authority())
+    let scheme = if upstream.tls { "https" } else { "http" };
+    match (upstream.is_requested(), upstream.port) {
+        (false, _) => format!("{scheme}://{}", upstream.authority()),
+        (true, 0) => format!("{scheme}://{REQUESTED_HOST}"),
+        (true, port) => format!("{scheme}://{REQUESTED_HOST}:{port}"),
+    }
 }
 
 /// Splits `host[:port]`. The host comes back in lower case, an IPv6 address without brackets.

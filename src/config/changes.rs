@@ -13,7 +13,7 @@ use super::store::Backend;
 use super::{Config, effective};
 
 /// The settings that can change while the process runs, besides those of routes.
-const CHANGEABLE: [&str; 9] = [
+const CHANGEABLE: [&str; 10] = [
     "drain_timeout",
     "drain_delay",
     "limits.in_flight",
@@ -23,6 +23,7 @@ const CHANGEABLE: [&str; 9] = [
     "log.level",
     "log.requests",
     "admin.token",
+    "egress.allow",
 ];
 
 /// What is in force after a change of settings.
@@ -46,6 +47,7 @@ pub fn change(running: &Config, next: &Config) -> Changed {
     config.log.level = next.log.level;
     config.log.requests = next.log.requests;
     config.admin.token.clone_from(&next.admin.token);
+    config.egress.clone_from(&next.egress);
     config.routes.clone_from(&next.routes);
     let mut after_restart = differing(running, next);
     after_restart.retain(|name| !CHANGEABLE.contains(&name.as_str()));
@@ -121,7 +123,7 @@ mod tests {
                      [limits]\nconnections = 1\nin_flight = 1\nwaiting = 1\nbuffered = \"1MiB\"\n\
                      header_bytes = \"8KiB\"\nheader_timeout = \"1s\"\nbody_timeout = \"1s\"\nidle_timeout = \"1s\"\n\
                      [log]\nlevel = \"debug\"\nformat = \"json\"\nrequests = true\n\
-                     [admin]\nlisten = \"off\"\ntoken = \"t\"\n\
+                     [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\n\
                      [store]\nurl = \"memory:\"\ntimeout = \"2s\"\nprefix = \"p\"\nallow_eviction = true";
         let (running, next) = (config(""), config(other));
         let Changed { config: changed, after_restart } = change(&running, &next);

@@ -15,7 +15,7 @@ use super::route::{self, Made};
 use super::sections::{self, Outer, Top};
 use super::store::StoreConfig;
 use super::tree::{File, Section};
-use super::{Admin, Config, Content, Limits, Route, Upstream, address, risks};
+use super::{Admin, Config, Content, Egress, Limits, Route, Upstream, address, risks};
 
 /// The settings that flags give, as they were typed.
 #[derive(Clone, Default)]
@@ -231,9 +231,11 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
     );
     let store = sections::store(root, &layers.outer("ONCEPROXY_STORE", "--store", flags.store.as_ref()));
     same_address(root.report, &listen, &admin, admin_at);
+    let egress = Arc::new(sections::egress(root));
     let upstream = layers.outer("ONCEPROXY_UPSTREAM", "--upstream", flags.upstream.as_ref());
-    let routes = routes(root, &upstream, from, &Around { listen: &listen, store: &store, limits: &limits });
-    Config { listen: listen.value, drain_timeout, drain_delay, threads, limits, log, admin, store, routes }
+    let routes =
+        routes(root, &upstream, from, &Around { listen: &listen, store: &store, limits: &limits, egress: &egress });
+    Config { listen: listen.value, drain_timeout, drain_delay, threads, limits, log, admin, egress, store, routes }
 }
 
 /// Two listeners cannot share an address. Said where it was written, which may be either of the two.
@@ -253,6 +255,7 @@ struct Around<'a> {
     listen: &'a Located<SocketAddr>,
     store: &'a StoreConfig,
     limits: &'a Limits,
+    egress: &'a Arc<Egress>,
 }
 
 fn routes(root: &mut Section<'_>, outer: &Outer<'_>, from: &RoutesFrom, around: &Around<'_>) -> Vec<Arc<Route>> {
@@ -296,7 +299,7 @@ struct Placed {
 }
 
 fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around<'_>) -> Placed {
-    let made = route::read(&mut section, outer);
+    let made = route::read(&mut section, outer, around.egress);
     risks::of_route(&section, &made, around.store, around.limits);
     let Made { route, is_named, is_matchable, .. } = made;
     let (listen, target) = (around.listen.value, &route.upstream);

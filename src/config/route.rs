@@ -16,8 +16,8 @@ use super::values::{
     route_path, size,
 };
 use super::{
-    BodyMode, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown, Route, ScopePart,
-    Upstream,
+    BodyMode, Egress, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown, Route,
+    ScopePart, Upstream,
 };
 
 /// The words of `fingerprint.body`.
@@ -36,6 +36,8 @@ pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 2] = [("hold", OnUnknown::Hold)
 /// The words of `on_store_error`.
 pub(super) const ON_STORE_ERROR: [(&str, OnStoreError); 2] =
     [("reject", OnStoreError::Reject), ("forward", OnStoreError::Forward)];
+/// The words of `upstream_protocol`, and whether each is HTTP/2.
+pub(super) const PROTOCOLS: [(&str, bool); 2] = [("h1", false), ("h2", true)];
 /// The words of `forwarded`.
 pub(super) const FORWARDED: [(&str, Forwarded); 2] = [("append", Forwarded::Append), ("drop", Forwarded::Drop)];
 
@@ -56,7 +58,7 @@ pub(super) struct Made {
 }
 
 /// Reads a route. `outer` is an upstream from outside the file, for the one route that needs no file.
-pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made {
+pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egress>) -> Made {
     let preset = section.text("preset", choice(&PRESETS)).map_or(Preset::Api, |located| located.value);
     let sender = section.text("key_preset", choice(&SENDERS)).map(|located| located.value);
     let defaults = preset.defaults();
@@ -70,7 +72,7 @@ pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>) -> Made 
         host: host.map(|located| located.value),
         path: path.map_or_else(|| "/".to_owned(), |located| located.value),
         strip_prefix: section.flag("strip_prefix", false),
-        upstream: target(section, outer),
+        upstream: target(section, outer, egress),
         methods: methods(section, &defaults),
         key: key(section, &defaults, sender),
         key_required: section.flag("key_required", defaults.key_required),
@@ -125,7 +127,7 @@ fn name(section: &mut Section<'_>, outer: Option<&Upstream>) -> Option<Arc<str>>
 /// Settings of a route that mean nothing without TLS.
 const TLS_ONLY: [&str; 4] = ["ca_file", "client_cert_file", "client_key_file", "server_name"];
 
-fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
+fn target(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egress>) -> Upstream {
     let given = section.text("upstream", upstream).map(|located| located.value).or_else(|| outer.cloned());
     if given.is_none() && !section.has("upstream") {
         section.mistake("upstream", wrong("the route has no upstream", "add upstream = \"http://HOST:PORT\""));
@@ -133,7 +135,16 @@ fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
     let known = given.is_some();
     // Reported already where it is missing; the place holder never leaves this module's caller.
     let mut target = given.unwrap_or_default();
+    if let Some(reachable) = &mut target.egress {
+        *reachable = egress.clone();
+        if egress.allow.is_empty() {
+            let what = "requests name the host, and none may be reached";
+            section
+                .mistake("upstream", wrong(what, "add [egress] with allow = [\"api.example.com\"], or name the host"));
+        }
+    }
     target.ca_file = section.path("ca_file");
+    target.http2 = section.word("upstream_protocol", &PROTOCOLS, false);
     target.client = section.client_certificate();
     target.server_name = section.text("server_name", server_name).map(|located| located.value);
     target.proxy = section.text("upstream_proxy", http_proxy).map(|located| located.value);
@@ -143,6 +154,10 @@ fn target(section: &mut Section<'_>, outer: Option<&Upstream>) -> Upstream {
     }
     if target.socket.is_some() && section.has("upstream_proxy") {
         section.mistake("upstream_proxy", wrong("a proxy cannot connect to a socket of this host", "take it out"));
+    }
+    if target.egress.is_some() && section.has("upstream_proxy") {
+        let what = "which address a requested host has would be the other proxy's to say";
+        section.mistake("upstream_proxy", wrong(what, "take it out, or name the host in `upstream`"));
     }
     target
 }

@@ -10,6 +10,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use super::address::{admin_listen, listen};
+use super::egress::{Egress, allowed};
 use super::mistakes::{Located, Origin, Report, Wrong, wrong};
 use super::store::{Backend, RedisTls, StoreConfig};
 use super::tree::{Section, shown};
@@ -185,6 +186,14 @@ fn token(text: &str) -> Result<SecretString, Wrong> {
 
 fn not_a_token() -> Wrong {
     wrong("this cannot be a bearer token", "write a string of letters, digits and - . _ ~ + / =")
+}
+
+/// Reads `[egress]`.
+pub(super) fn egress(root: &mut Section<'_>) -> Egress {
+    let mut section = root.section("egress");
+    let allow = section.texts("allow", allowed).unwrap_or_default();
+    section.finish();
+    Egress { allow }
 }
 
 /// Reads `[store]`.

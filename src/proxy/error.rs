@@ -44,6 +44,8 @@ pub enum Kind {
     BodyTimeout,
     /// No route takes the request.
     NoRoute,
+    /// The request names a host that may not be reached.
+    EgressRefused,
     /// Too many requests at a time.
     Overloaded,
 }
@@ -60,6 +62,7 @@ impl Kind {
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::NoRoute => StatusCode::NOT_FOUND,
+            Kind::EgressRefused => StatusCode::FORBIDDEN,
         }
     }
 
@@ -78,6 +81,7 @@ impl Kind {
             Kind::BodyTooLarge => "body-too-large",
             Kind::BodyTimeout => "body-timeout",
             Kind::NoRoute => "no-route",
+            Kind::EgressRefused => "egress-refused",
             Kind::Overloaded => "overloaded",
         }
     }
@@ -98,6 +102,7 @@ impl Kind {
             Kind::BodyTooLarge => "The request body is too large",
             Kind::BodyTimeout => "The request body did not arrive in time",
             Kind::NoRoute => "No route takes this request",
+            Kind::EgressRefused => "The host may not be reached through this proxy",
             Kind::Overloaded => "Too many requests at a time",
         }
     }
@@ -115,7 +120,7 @@ impl Kind {
             | Kind::StoreUnavailable
             | Kind::BodyTimeout
             | Kind::Overloaded => Some(Retry::SameKey),
-            Kind::NoRoute => None,
+            Kind::NoRoute | Kind::EgressRefused => None,
         }
     }
 
@@ -130,6 +135,7 @@ impl Kind {
             Kind::ResponseNotRetained => RequestResult::NotRetained,
             Kind::StoreUnavailable => RequestResult::StoreError,
             Kind::NoRoute => RequestResult::NoRoute,
+            Kind::EgressRefused => RequestResult::EgressRefused,
             Kind::Overloaded => RequestResult::Overloaded,
         }
     }

@@ -8,6 +8,9 @@ use std::sync::Arc;
 use http::request;
 use http::uri::PathAndQuery;
 
+pub mod egress;
+
+use self::egress::Destinations;
 use super::body::Budget;
 use super::error::{Kind, Problem};
 use crate::config;
@@ -27,16 +30,18 @@ pub struct Route {
     pub metrics: RouteMetrics,
     /// Its place in the settings.
     pub index: usize,
+    /// Where requests name the host: the routes towards those that were named.
+    pub destinations: Destinations,
 }
 
 impl Route {
     /// Its connections, if a route with these settings can go on with them. Certificates of its own are read anew with
-    /// every change, so that one that was renewed under its old name is trusted.
+    /// every change, so that one that was renewed under its old name is taken.
     pub fn reusable_pool(&self, next: &config::Route) -> Option<Pool> {
         let same = self.config.upstream == next.upstream
             && self.config.connect_timeout == next.connect_timeout
             && self.config.idle_timeout == next.idle_timeout;
-        (same && next.upstream.ca_file.is_none()).then(|| self.pool.clone())
+        (same && next.upstream.ca_file.is_none() && next.upstream.client.is_none()).then(|| self.pool.clone())
     }
 }
 
@@ -67,6 +72,7 @@ impl Routes {
                 pool: kept.unwrap_or_else(|| route.pool.for_another_core()),
                 metrics: route.metrics.clone(),
                 index: route.index,
+                destinations: Destinations::default(),
             })
         });
         Routes(routes.collect())

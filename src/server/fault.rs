@@ -32,6 +32,9 @@ pub(super) enum HeadFault {
     /// RFC 9112, section 3.2: what this server can be asked for is a path, or `*` with OPTIONS.
     #[error("the request target must be a path, or an http or https URL without user information")]
     Target,
+    /// RFC 9110, section 9.3.6. In a tunnel requests would pass by unseen and unprotected.
+    #[error("no tunnels: send http://HOST/PATH to this proxy, which speaks TLS to the outside itself")]
+    Tunnel,
     /// RFC 9112, section 3.2: no form of a target has one.
     #[error("the request target has a fragment")]
     Fragment,

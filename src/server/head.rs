@@ -12,7 +12,7 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<(), HeadFault> {
     let uri = request.uri();
     match (uri.scheme_str(), uri.authority()) {
         // It has an authority for a target, and a tunnel for an answer.
-        _ if request.method() == Method::CONNECT => Err(HeadFault::Target),
+        _ if request.method() == Method::CONNECT => Err(HeadFault::Tunnel),
         (None, None) if uri.path().starts_with('/') => Ok(()),
         (None, None) if uri.path() == "*" && request.method() == Method::OPTIONS => Ok(()),
         (Some("http" | "https"), Some(_)) => same_authority(uri, host),
@@ -108,7 +108,7 @@ mod tests {
 
     #[test]
     fn refuses_requests_with_none_or_several() {
-        use HeadFault::{MalformedHost, NoHost, OtherAuthority, SeveralHosts, Target};
+        use HeadFault::{MalformedHost, NoHost, OtherAuthority, SeveralHosts, Target, Tunnel};
         for (method, target, hosts, fault) in [
             ("GET", "/", &[][..], NoHost),
             ("GET", "/", &["a", "a"], SeveralHosts),
@@ -127,8 +127,8 @@ mod tests {
             ("GET", "ftp://a/", &["a"], Target),
             ("GET", "*", &["a"], Target),
             ("GET", "a", &["a"], Target),
-            ("CONNECT", "a:443", &["a:443"], Target),
-            ("CONNECT", "/", &["a"], Target),
+            ("CONNECT", "a:443", &["a:443"], Tunnel),
+            ("CONNECT", "/", &["a"], Tunnel),
         ] {
             assert_eq!(verdict(method, target, Version::HTTP_11, hosts), Err(fault), "{method} {target} at {hosts:?}");
         }

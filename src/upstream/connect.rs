@@ -16,8 +16,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::connection::Link;
+use super::streams::{Sessions, Stream};
 use super::through;
-use super::tls::{Tls, TlsSetupError};
+use super::tls::{H2, Tls, TlsSetupError};
 use super::wire::{Family, Meter, Socket, Wire};
 use crate::config;
 
@@ -46,6 +47,12 @@ pub enum ConnectError {
     #[error("`{host}` has no address")]
     NoAddress {
         /// The name.
+        host: String,
+    },
+    /// Every address of the name leads where requests that name their host must not get, whatever the name.
+    #[error("`{host}` leads to an address that egress does not reach")]
+    Forbidden {
+        /// The name, or the address.
         host: String,
     },
     /// No address took the connection: refused, unreachable. This is the error of the last one that failed.
@@ -96,6 +103,14 @@ pub enum ConnectError {
         /// The route's `connect_timeout`.
         after: Duration,
     },
+    /// The upstream does not speak HTTP/2, which the route wants.
+    #[error("`{host}` does not speak HTTP/2")]
+    NotHttp2 {
+        /// The upstream's host.
+        host: String,
+        /// What it did instead; nothing if TLS agreed on no protocol.
+        source: Option<h2::Error>,
+    },
     /// The upstream closed it before it could be used.
     #[error("`{host}` closed the connection before it was used")]
     Closed {
@@ -127,15 +142,51 @@ impl Dialer {
         Ok(Dialer { upstream: upstream.clone(), tls, timeout })
     }
 
+    pub(super) fn upstream(&self) -> &config::Upstream {
+        &self.upstream
+    }
+
+    /// The same for another host.
+    pub(super) fn towards(&self, upstream: &config::Upstream) -> Result<Dialer, TlsSetupError> {
+        let tls = self.tls.as_ref().map(|tls| tls.towards(upstream)).transpose()?;
+        Ok(Dialer { upstream: upstream.clone(), tls, timeout: self.timeout })
+    }
+
+    /// A connection of HTTP/1.1.
     pub(super) async fn dial(&self) -> Result<Link, ConnectError> {
+        self.within(async {
+            let (wire, meter) = self.establish().await?;
+            self.speak(wire, meter).await.map_err(|source| ConnectError::Closed { host: self.host(), source })
+        })
+        .await
+    }
+
+    /// A connection of HTTP/2 that requests share, and the first stream on it.
+    pub(super) async fn dial_shared(&self, sessions: &Sessions) -> Result<Stream, ConnectError> {
+        self.within(async {
+            let (wire, _) = self.establish().await?;
+            if wire.has_tls() && !wire.agreed_on(H2) {
+                return Err(ConnectError::NotHttp2 { host: self.host(), source: None });
+            }
+            let not_http2 = |source| ConnectError::NotHttp2 { host: self.host(), source: Some(source) };
+            sessions.begin(wire).await.map_err(not_http2)
+        })
+        .await
+    }
+
+    /// What connecting takes, within the timeout.
+    pub(super) async fn within<T>(
+        &self,
+        connecting: impl Future<Output = Result<T, ConnectError>>,
+    ) -> Result<T, ConnectError> {
         // Boxed, since this is the rare way and would make every caller's future larger.
-        match timeout(self.timeout, Box::pin(self.establish())).await {
+        match timeout(self.timeout, Box::pin(connecting)).await {
             Ok(established) => established,
             Err(_elapsed) => Err(ConnectError::TimedOut { host: self.host(), after: self.timeout }),
         }
     }
 
-    async fn establish(&self) -> Result<Link, ConnectError> {
+    async fn establish(&self) -> Result<(Wire, Arc<Meter>), ConnectError> {
         let meter = Arc::new(Meter::default());
         let socket = Socket::new(self.reach().await?, meter.clone());
         let wire = match &self.tls {
@@ -145,7 +196,7 @@ impl Dialer {
                 Wire::tls(connected.map_err(|source| ConnectError::Tls { host: self.host(), source })?)
             }
         };
-        self.speak(wire, meter).await.map_err(|source| ConnectError::Closed { host: self.host(), source })
+        Ok((wire, meter))
     }
 
     async fn speak(&self, wire: Wire, meter: Arc<Meter>) -> hyper::Result<Link> {
@@ -180,16 +231,23 @@ impl Dialer {
             return connected.map(Family::Unix).map_err(|source| ConnectError::Socket { path: path.clone(), source });
         }
         let stream = match &upstream.proxy {
-            None => reach(&upstream.host, upstream.port).await?,
-            Some(proxy) => through::connect(reach(&proxy.host, proxy.port).await?, proxy, upstream).await?,
+            None => reach(&upstream.host, upstream.port, upstream.egress.as_deref()).await?,
+            Some(proxy) => through::connect(reach(&proxy.host, proxy.port, None).await?, proxy, upstream).await?,
         };
         Ok(Family::Tcp(stream))
     }
 }
 
-/// A TCP connection to whichever address of the name takes it first.
-async fn reach(host: &str, port: u16) -> Result<TcpStream, ConnectError> {
-    let addresses = resolve(host, port).await?;
+/// A TCP connection to whichever address of the name takes it first, of those that egress permits.
+///
+/// The addresses are judged here and not when the name was: it may have been given others in between (DNS rebinding).
+async fn reach(host: &str, port: u16, egress: Option<&config::Egress>) -> Result<TcpStream, ConnectError> {
+    let mut addresses = resolve(host, port).await?;
+    let found = addresses.len();
+    addresses.retain(|address| egress.is_none_or(|egress| egress.permits_address(*address)));
+    if addresses.is_empty() && found > 0 {
+        return Err(ConnectError::Forbidden { host: host.to_owned() });
+    }
     if let [only] = addresses[..] {
         return connect(only).await;
     }

@@ -14,6 +14,10 @@ use tokio_rustls::TlsConnector;
 
 use crate::config;
 
+/// The names of the protocols over TLS (ALPN).
+pub(super) const H2: &[u8] = b"h2";
+const HTTP_1_1: &[u8] = b"http/1.1";
+
 /// TLS towards an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSetupError {
@@ -93,9 +97,7 @@ impl std::fmt::Debug for Tls {
 
 impl Tls {
     pub(super) fn new(upstream: &config::Upstream) -> Result<Tls, TlsSetupError> {
-        let host = upstream.server_name.as_ref().unwrap_or(&upstream.host);
-        let name =
-            ServerName::try_from(host.clone()).map_err(|source| TlsSetupError::Name { host: host.clone(), source })?;
+        let name = name_of(upstream)?;
         let roots = match &upstream.ca_file {
             Some(path) => roots_in(path)?,
             None => system_roots()?,
@@ -109,9 +111,25 @@ impl Tls {
             Some((certificate, key)) => with_certificate(config, certificate, key)?,
             None => config.with_no_client_auth(),
         };
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![if upstream.http2 { H2 } else { HTTP_1_1 }.to_vec()];
         Ok(Tls { connector: TlsConnector::from(Arc::new(config)), name })
     }
+
+    /// The same towards another host.
+    pub(super) fn towards(&self, upstream: &config::Upstream) -> Result<Tls, TlsSetupError> {
+        Ok(Tls { connector: self.connector.clone(), name: name_of(upstream)? })
+    }
+}
+
+/// The name that the certificate must carry.
+fn name_of(upstream: &config::Upstream) -> Result<ServerName<'static>, TlsSetupError> {
+    let host = match &upstream.server_name {
+        Some(name) => name.clone(),
+        // Nothing is ever connected to under this name: each request has one of its own.
+        None if upstream.is_requested() => "host.invalid".to_owned(),
+        None => upstream.host.clone(),
+    };
+    ServerName::try_from(host.clone()).map_err(|source| TlsSetupError::Name { host, source })
 }
 
 /// Shows the upstream this certificate.

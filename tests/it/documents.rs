@@ -109,11 +109,12 @@ fn every_metric_that_a_page_names_is_there() {
 }
 
 /// The headings of docs/configuration.md and the sections of a file.
-const SECTIONS: [(&str, &str); 6] = [
+const SECTIONS: [(&str, &str); 7] = [
     ("## Top of the file", ""),
     ("## `[limits]`", "[limits]"),
     ("## `[log]`", "[log]"),
     ("## `[admin]`", "[admin]"),
+    ("## `[egress]`", "[egress]"),
     ("## `[store]`", "[store]"),
     ("## `[[route]]`", "[[route]]"),
 ];
@@ -155,7 +156,7 @@ fn written(row: &[String], column: usize) -> Option<String> {
 fn the_defaults_are_those_of_the_pages() {
     let route = "[[route]]\nname = \"r\"\nupstream = \"http://u\"\n";
     let mut file = String::new();
-    for (heading, section) in &SECTIONS[..5] {
+    for (heading, section) in &SECTIONS[..6] {
         file += &format!("{section}\n");
         file.extend(rows("docs/configuration.md", heading).iter().filter_map(|row| written(row, DEFAULT)));
     }
@@ -185,7 +186,7 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 15] = [
+const KINDS: [Kind; 16] = [
     Kind::KeyMissing,
     Kind::KeyInvalid,
     Kind::KeyReused,
@@ -200,6 +201,7 @@ const KINDS: [Kind; 15] = [
     Kind::BodyTooLarge,
     Kind::BodyTimeout,
     Kind::NoRoute,
+    Kind::EgressRefused,
     Kind::Overloaded,
 ];
 

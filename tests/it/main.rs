@@ -29,6 +29,7 @@ mod replay;
 mod resend;
 mod streams;
 
+mod egress;
 mod limits;
 mod overload;
 mod reload;

@@ -50,7 +50,7 @@ fn it_loads_without_a_warning() {
 fn it_names_every_key_that_is_known() {
     let report = Report::default();
     load_with(&Sources::text(SAMPLE), &report).unwrap();
-    let sections = ["limits", "log", "admin", "store", "route", "route.fingerprint"];
+    let sections = ["limits", "log", "admin", "egress", "store", "route", "route.fingerprint"];
     let known: BTreeSet<_> = report.known_keys().into_iter().filter(|key| !sections.contains(&key.as_str())).collect();
     let named: BTreeSet<_> = lines().into_iter().map(|line| line.key).collect();
     assert!(known.len() > 50);
