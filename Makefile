@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-load test-deploy test-celery bench check fmt clippy doc deps image static clean
+.PHONY: demo build test test-load test-deploy test-celery bench check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -56,6 +56,12 @@ static: ## A static binary, run as the image would run it; prints its path and s
 	./scripts/install-deploy-tools
 	binary="$$(./scripts/build-static)" && ls -l "$$binary" \
 	    && ONCEPROXY_BIN="$$binary" ONCEPROXY_STATIC="$$binary" .venv/bin/python -m pytest -q tests/deploy/test_image.py
+
+schema: ## Writes config.schema.json anew, after a change of the settings.
+	$(CARGO) test --locked --quiet --lib -- --ignored write_the_schema_for_editors
+
+dist: ## The release archive: static binary, manual pages, completions, schema, documents; prints its path.
+	./scripts/dist
 
 clean:
 	$(CARGO) clean

@@ -5,7 +5,7 @@
 //!
 //! | call | answer |
 //! | --- | --- |
-//! | `GET /livez` | 200 while the process answers at all |
+//! | `GET /livez` | 200 while the process answers at all; 503 when only a restart would help |
 //! | `GET /readyz` | 200, or 503 with the reason while starting, without a store, or draining |
 //! | `GET /metrics` | OpenMetrics text |
 //! | `GET /config` | the effective settings, secrets masked |

@@ -12,6 +12,7 @@ use clap::{Parser, Subcommand};
 mod check;
 mod client;
 pub mod demo;
+mod generate;
 mod health;
 mod records;
 mod serve;
@@ -54,6 +55,9 @@ enum Command {
     Records(records::Args),
     /// Asks a running proxy whether it is ready for traffic.
     Health(health::Args),
+    /// Prints completions for shells, or writes the manual pages.
+    #[command(hide = true)]
+    Generate(generate::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -85,6 +89,7 @@ fn run(command: Command) -> ExitCode {
         Command::Check(args) => check::run(&args),
         Command::Records(args) => records::run(args),
         Command::Health(args) => health::run(&args),
+        Command::Generate(args) => generate::run(&args),
     }
 }
 

@@ -152,6 +152,11 @@ struct StateLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct VersionLabel {
+    version: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct OperationLabel {
     operation: &'static str,
 }
@@ -201,6 +206,8 @@ pub struct Metrics {
     store_errors: Family<OperationKindLabels, Counter>,
     connections: Gauge,
     buffered_bytes: Gauge,
+    ready: Gauge,
+    build: Family<VersionLabel, Gauge>,
     config_reloads: Family<ReloadLabel, Counter>,
     config_last_reload_successful: Gauge,
 }
@@ -230,9 +237,12 @@ impl Metrics {
             store_errors: Family::default(),
             connections: Gauge::default(),
             buffered_bytes: Gauge::default(),
+            ready: Gauge::default(),
+            build: Family::default(),
             config_reloads: Family::default(),
             config_last_reload_successful: Gauge::default(),
         };
+        metrics.build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
         // The settings of the start are good ones, and an alert on the rate of failures needs a beginning.
         metrics.config_last_reload_successful.set(1);
         for result in Reload::ALL {
@@ -306,6 +316,8 @@ impl Metrics {
         r.register("store_errors", "Store operations that failed, by kind", self.store_errors.clone());
         r.register("connections", "Client connections that are open now", self.connections.clone());
         r.register("buffered_bytes", "Bytes of request and response bodies held now", self.buffered_bytes.clone());
+        r.register("ready", "Whether the process wants traffic and its store keeps the promise", self.ready.clone());
+        r.register("build_info", "Always 1; which version this is", self.build.clone());
         r.register("config_reloads", "Reloads of the settings, by how they ended", self.config_reloads.clone());
         r.register(
             "config_last_reload_successful",
@@ -361,6 +373,11 @@ impl Metrics {
     /// Sets the number of open records of a state (`claimed`, `unknown`), as the last sweep counted it.
     pub fn set_records_open(&self, state: &'static str, count: u64) {
         self.records_open.get_or_create(&StateLabel { state }).set(i64::try_from(count).unwrap_or(i64::MAX));
+    }
+
+    /// Shows what `/readyz` says now.
+    pub fn set_ready(&self, ready: bool) {
+        self.ready.set(ready.into());
     }
 
     /// The handles of one kind of store operation (`claim`, `renew`, `complete`, …).
@@ -485,6 +502,7 @@ mod tests {
             r#"onceproxy_request_seconds_count{route="payments",result="executed"} 1"#,
             r#"onceproxy_in_flight{route="payments"} 0"#,
             r#"onceproxy_lease_used_ratio_count{route="payments"} 0"#,
+            concat!(r#"onceproxy_build_info{version=""#, env!("CARGO_PKG_VERSION"), r#""} 1"#),
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

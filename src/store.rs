@@ -143,10 +143,16 @@ pub trait Watch: Send {
     fn changed(&mut self) -> std::pin::Pin<Box<dyn Future<Output = ()> + Send + '_>>;
 }
 
-/// Why a store cannot be relied on now, in words for `/readyz` and for the log.
+/// Why a store cannot be relied on now, in words for the probes and for the log.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct NotReady(pub String);
+pub enum NotReady {
+    /// It may pass by itself: the store is away, or set so that it forgets claims.
+    #[error("{0}")]
+    ForNow(String),
+    /// It will not pass while this process runs, but a new one may open the store again.
+    #[error("{0}")]
+    UntilRestart(String),
+}
 
 /// Which open records an operator wants.
 #[derive(Clone, Debug, Default)]

@@ -7,25 +7,35 @@ use http::header::{CACHE_CONTROL, CONTENT_TYPE};
 
 use super::AdminState;
 use super::problem::Problem;
+use crate::store::NotReady;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// 200 while the process answers at all. A store that is away is no reason to restart the process.
-pub(super) async fn livez() -> impl IntoResponse {
-    text(PLAIN, "alive\n".to_owned())
+/// 200 while the process answers at all, and its store is not broken until a restart. A store that is away is no reason
+/// to restart the process.
+pub(super) async fn livez(State(state): State<AdminState>) -> Result<impl IntoResponse, Problem> {
+    match state.store.ready() {
+        Err(NotReady::UntilRestart(reason)) => Err(Problem::broken(format!("store: {reason}"))),
+        Ok(()) | Err(NotReady::ForNow(_)) => Ok(text(PLAIN, "alive\n".to_owned())),
+    }
 }
 
 /// 200 while the process takes traffic and its store keeps the promise; else 503 with the reason.
 pub(super) async fn readyz(State(state): State<AdminState>) -> Result<impl IntoResponse, Problem> {
-    if !state.ready.is_set() {
-        return Err(Problem::not_ready("the proxy is starting or draining"));
-    }
-    state.store.ready().map_err(|reason| Problem::not_ready(format!("store: {reason}")))?;
+    ready(&state).map_err(Problem::not_ready)?;
     Ok(text(PLAIN, "ready\n".to_owned()))
 }
 
-/// The exposition in OpenMetrics text format.
+fn ready(state: &AdminState) -> Result<(), String> {
+    if !state.ready.is_set() {
+        return Err("the proxy is starting or draining".to_owned());
+    }
+    state.store.ready().map_err(|reason| format!("store: {reason}"))
+}
+
+/// The exposition in OpenMetrics text format. Readiness is shown as it is at this moment.
 pub(super) async fn metrics(State(state): State<AdminState>) -> impl IntoResponse {
+    state.metrics.set_ready(ready(&state).is_ok());
     let (exposition, content_type) = state.metrics.expose();
     text(content_type, exposition)
 }

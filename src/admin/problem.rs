@@ -113,6 +113,11 @@ impl Problem {
             .with_header("retry-after", "1")
     }
 
+    /// 503: the process will not serve again, and why.
+    pub(super) fn broken(reason: impl Into<String>) -> Problem {
+        Problem::new(StatusCode::SERVICE_UNAVAILABLE, "restart-needed", "Only a restart helps", reason)
+    }
+
     /// 503: the store could not answer.
     pub(super) fn store_unavailable(detail: impl Into<String>) -> Problem {
         Problem::new(StatusCode::SERVICE_UNAVAILABLE, "store-unavailable", "The store cannot answer", detail)

@@ -134,7 +134,7 @@ async fn is_alive_whatever_the_store_says_and_ready_only_with_it() {
     let world = world();
     assert_eq!(world.get("/readyz").await.status, 200);
 
-    *world.store.not_ready.lock().unwrap() = Some(NotReady("no connection to redis".to_owned()));
+    *world.store.not_ready.lock().unwrap() = Some(NotReady::ForNow("no connection to redis".to_owned()));
     let body = world.get("/readyz").await.problem(503, "not-ready");
     assert_eq!(body["detail"], "store: no connection to redis");
     assert_eq!(world.get("/livez").await.status, 200);
@@ -145,6 +145,29 @@ async fn is_alive_whatever_the_store_says_and_ready_only_with_it() {
     assert_eq!(body["detail"], "the proxy is starting or draining");
     assert_eq!(world.call(Method::HEAD, "/readyz").await.status, 503);
     assert_eq!(world.call(Method::HEAD, "/livez").await.status, 200);
+}
+
+#[tokio::test]
+async fn is_not_alive_with_a_store_that_only_a_restart_mends() {
+    let world = world();
+    *world.store.not_ready.lock().unwrap() = Some(NotReady::UntilRestart("the last commit failed".to_owned()));
+    let body = world.get("/livez").await.problem(503, "restart-needed");
+    assert_eq!(body["detail"], "store: the last commit failed");
+    world.get("/readyz").await.problem(503, "not-ready");
+}
+
+#[tokio::test]
+async fn shows_in_the_metrics_what_readyz_says() {
+    let world = world();
+    let shown = async || {
+        world.get("/metrics").await.text.lines().find(|line| line.starts_with("onceproxy_ready ")).map(str::to_owned)
+    };
+    assert_eq!(shown().await.as_deref(), Some("onceproxy_ready 1"));
+    *world.store.not_ready.lock().unwrap() = Some(NotReady::ForNow("no connection to redis".to_owned()));
+    assert_eq!(shown().await.as_deref(), Some("onceproxy_ready 0"));
+    *world.store.not_ready.lock().unwrap() = None;
+    world.state.ready.set(false);
+    assert_eq!(shown().await.as_deref(), Some("onceproxy_ready 0"));
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use super::settings::AdminArgs;
 const EXAMPLES: &str = "\
 Examples:
   onceproxy health                         0 if /readyz says ready, else 1 and the reason
-  onceproxy health --live                  0 if the process answers at all
+  onceproxy health --live                  0 if the process answers, and no restart is needed
   onceproxy health --admin 127.0.0.1:9090";
 
 /// The arguments of `health`.

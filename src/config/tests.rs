@@ -12,6 +12,7 @@ use super::*;
 mod layers;
 mod printing;
 mod sample;
+mod schema;
 mod tables;
 
 /// The settings in a text, which must hold.

@@ -58,6 +58,10 @@ impl CacheStatus {
             CacheStatus::Hit(ttl) => format!("{PSEUDONYM}; hit; ttl={}", ttl.as_secs()),
             CacheStatus::Joined => return HeaderValue::from_static("onceproxy; hit; collapsed"),
             CacheStatus::Collapsed => return HeaderValue::from_static("onceproxy; fwd=miss; collapsed"),
+            CacheStatus::Bypass("unprotected") => {
+                // Every plain request's.
+                return HeaderValue::from_static("onceproxy; fwd=bypass; detail=unprotected");
+            }
             CacheStatus::Bypass(detail) => format!("{PSEUDONYM}; fwd=bypass; detail={detail}"),
             CacheStatus::Problem(kind) => format!("{PSEUDONYM}; detail={kind}"),
         };
@@ -112,13 +116,16 @@ pub fn preferred_wait(fields: &HeaderMap) -> Option<Duration> {
         .next()
 }
 
-/// The names that a message's `Connection` fields list.
+/// The names that a message's `Connection` fields list. The usual two are left out: `close` is no field, `keep-alive` is
+/// taken off anyway.
 fn named_by_connection(fields: &HeaderMap) -> Vec<HeaderName> {
     fields
         .get_all(CONNECTION)
         .iter()
         .flat_map(|line| line.as_bytes().split(|b| *b == b','))
-        .filter_map(|name| HeaderName::from_bytes(name.trim_ascii()).ok())
+        .map(<[u8]>::trim_ascii)
+        .filter(|name| !name.eq_ignore_ascii_case(b"keep-alive") && !name.eq_ignore_ascii_case(b"close"))
+        .filter_map(|name| HeaderName::from_bytes(name).ok())
         .collect()
 }
 
@@ -144,12 +151,12 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: 
     for (name, value) in &head.headers {
         let taken_off = is_hop_by_hop(name, &named)
             || matches!(*name, HOST | EXPECT | CONTENT_LENGTH | FORWARDED)
-            || *name == CACHE_STATUS
-            || *name == IDEMPOTENT_REPLAYED
-            || *name == PREFERENCE_APPLIED
             || *name == X_FORWARDED_FOR
             || *name == X_FORWARDED_PROTO
             || *name == X_FORWARDED_HOST
+            || *name == CACHE_STATUS
+            || *name == IDEMPOTENT_REPLAYED
+            || *name == PREFERENCE_APPLIED
             || (key.is_some() && *name == TRAILER)
             || dropped_key.as_ref().is_some_and(|names| names.contains(&name));
         if !taken_off {
@@ -330,4 +337,59 @@ pub fn replayed<'a>(lines: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Header
             fields.append(name, value);
             fields
         })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn forwarded(received: &[(&'static str, &'static str)], ip: &str) -> Vec<(String, String)> {
+        let received: HeaderMap =
+            received.iter().map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_static(v))).collect();
+        let mut fields = HeaderMap::new();
+        append_forwarded(&mut fields, &received, Some(&HeaderValue::from_static("a.example")), ip.parse().unwrap());
+        fields.iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap().to_owned())).collect()
+    }
+
+    fn pair(name: &str, value: &str) -> (String, String) {
+        (name.to_owned(), value.to_owned())
+    }
+
+    #[test]
+    fn says_where_a_request_came_from() {
+        let expected = [
+            pair("x-forwarded-for", "10.0.200.7"),
+            pair("x-forwarded-proto", "http"),
+            pair("x-forwarded-host", "a.example"),
+            pair("forwarded", "for=10.0.200.7;proto=http;host=\"a.example\""),
+        ];
+        assert_eq!(forwarded(&[], "10.0.200.7"), expected);
+    }
+
+    #[test]
+    fn adds_itself_behind_the_hops_before() {
+        let received = [
+            ("x-forwarded-for", "192.0.2.1"),
+            ("x-forwarded-proto", "https"),
+            ("x-forwarded-host", "b.example"),
+            ("forwarded", "for=192.0.2.1"),
+        ];
+        let expected = [
+            pair("x-forwarded-for", "192.0.2.1, ::1"),
+            pair("x-forwarded-proto", "https"),
+            pair("x-forwarded-host", "b.example"),
+            pair("forwarded", "for=192.0.2.1, for=\"[::1]\";proto=http;host=\"a.example\""),
+        ];
+        assert_eq!(forwarded(&received, "::1"), expected);
+    }
+
+    #[test]
+    fn writes_addresses_as_display_does() {
+        for octet in 0..=255 {
+            let ip = IpAddr::from([octet, 255 - octet, 0, octet]);
+            let mut text = String::new();
+            text.push_str(&ip.to_string());
+            assert_eq!(text, ip.to_string());
+        }
+    }
 }

@@ -334,7 +334,7 @@ impl Store for Disk {
     }
 
     fn ready(&self) -> Result<(), NotReady> {
-        let running = self.0.phase().map_err(|(_, message)| NotReady(message))?;
-        running.writer.fault().map_or(Ok(()), |fault| Err(NotReady(fault.to_owned())))
+        let running = self.0.phase().map_err(|(_, message)| NotReady::ForNow(message))?;
+        running.writer.fault().map_or(Ok(()), |fault| Err(NotReady::UntilRestart(fault.to_owned())))
     }
 }

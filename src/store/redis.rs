@@ -107,9 +107,8 @@ impl RedisStore {
         Limits::new(self.shared.timeout, self.shared.health.is_reachable())
     }
 
-    fn attempt<'a>(&self, script: &'a Script, claim: &'a Claim, member: &'a str) -> Call<'a> {
-        Call::new(script, self.shared.keys.with_token(&claim.id, claim.token))
-            .arg(member.as_bytes())
+    fn attempt<'a>(&self, script: &'a Script, claim: &'a Claim) -> Call<'a> {
+        Call::new(script, self.shared.keys.names(&claim.id, Some(claim.token)))
             .arg(claim.token.as_bytes())
             .fingerprint(&claim.fingerprint)
             .number(u8::from(claim.quoted))
@@ -125,10 +124,9 @@ impl RedisStore {
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let limits = self.limits();
         health::admit_claim(&self.shared, &self.claims, limits).await?;
-        let member = keys::member(&claim.id);
         for _ in 0..VANISHED_AT_MOST {
             let call = self
-                .attempt(&self.shared.scripts.claim, claim, &member)
+                .attempt(&self.shared.scripts.claim, claim)
                 .number(u8::from(claim.on_unknown == OnUnknown::Resend))
                 .number(INLINE_BODY as u64);
             match Claimed::read(self.ask(&self.claims, call, limits).await?)? {
@@ -148,10 +146,8 @@ impl RedisStore {
 
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         let limits = self.limits();
-        let member = keys::member(id);
         for _ in 0..VANISHED_AT_MOST {
-            let call = Call::new(&self.shared.scripts.look, self.shared.keys.of(id))
-                .arg(member.as_bytes())
+            let call = Call::new(&self.shared.scripts.look, self.shared.keys.names(id, None))
                 .arg(b"")
                 .fingerprint(fingerprint)
                 .number(INLINE_BODY as u64);
@@ -204,11 +200,10 @@ impl RedisStore {
         retention: Duration,
     ) -> Result<CompleteReply, StoreError> {
         let limits = self.limits();
-        let member = keys::member(&claim.id);
         let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
         for _ in 0..VANISHED_AT_MOST {
             let call = |script, body| {
-                with_response(self.attempt(script, claim, &member).number(millis(retention)), Some(response), body)
+                with_response(self.attempt(script, claim).number(millis(retention)), Some(response), body)
                     .number(INLINE_BODY as u64)
             };
             let (answer, kept) = self.write(scripts, response.body(), limits, call).await?;
@@ -263,10 +258,9 @@ impl RedisStore {
         reason: Reason,
         response: Option<&Response>,
     ) -> Result<DoubtReply, StoreError> {
-        let member = keys::member(&claim.id);
         let scripts = [&self.shared.scripts.doubt_if_room, &self.shared.scripts.doubt];
         let call = |script, body| {
-            let call = self.attempt(script, claim, &member).number(codec::reason_code(reason));
+            let call = self.attempt(script, claim).number(codec::reason_code(reason));
             with_response(call, response, body)
         };
         let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
@@ -280,15 +274,13 @@ impl RedisStore {
         finding: &Finding,
         force: bool,
     ) -> Result<ResolveReply, StoreError> {
-        let member = keys::member(id);
         let (response, retention) = match finding {
             Finding::Executed { response, retention } => (Some(response), *retention),
             Finding::NotExecuted => (None, Duration::ZERO),
         };
         let scripts = [&self.shared.scripts.resolve_if_room, &self.shared.scripts.resolve];
         let call = |script, body| {
-            let call = Call::new(script, self.shared.keys.with_token(id, token))
-                .arg(member.as_bytes())
+            let call = Call::new(script, self.shared.keys.names(id, Some(token)))
                 .made(token.as_bytes().to_vec())
                 .number(u8::from(force))
                 .number(u8::from(response.is_some()))
@@ -300,9 +292,7 @@ impl RedisStore {
     }
 
     async fn forget(&self, id: &RecordId, token: Token, force: bool) -> Result<ForgetReply, StoreError> {
-        let member = keys::member(id);
-        let call = Call::new(&self.shared.scripts.forget, self.shared.keys.with_token(id, token))
-            .arg(member.as_bytes())
+        let call = Call::new(&self.shared.scripts.forget, self.shared.keys.names(id, Some(token)))
             .arg(token.as_bytes())
             .number(u8::from(force));
         replies::forgotten(self.ask(&self.claims, call, self.limits()).await?)
@@ -388,8 +378,7 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
         Box::pin(async {
-            let member = keys::member(&claim.id);
-            let call = self.attempt(&self.shared.scripts.renew, claim, &member);
+            let call = self.attempt(&self.shared.scripts.renew, claim);
             replies::renewed(self.ask(&self.claims, call, self.limits()).await?)
         })
     }
@@ -405,8 +394,7 @@ impl Store for RedisStore {
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
         Box::pin(async {
-            let member = keys::member(&claim.id);
-            let call = self.attempt(&self.shared.scripts.release, claim, &member);
+            let call = self.attempt(&self.shared.scripts.release, claim);
             replies::released(self.ask(&self.claims, call, self.limits()).await?)
         })
     }

@@ -251,6 +251,32 @@ async fn wrong_usage_is_2_and_help_is_not_an_error() {
 }
 
 #[tokio::test]
+async fn completions_and_manual_pages_know_every_command() {
+    let help = run(&["--help"], &[]).await.succeeded().to_owned();
+    assert!(!help.contains("generate"), "it is for whoever packages the binary");
+    let commands = help.split_once("Commands:\n").unwrap().1.split_once("\n\n").unwrap().0;
+    let commands: Vec<_> = commands.lines().filter_map(|line| line.split_whitespace().next()).collect();
+    assert!(commands.len() > 4, "{commands:?}");
+
+    for shell in ["bash", "zsh", "fish", "elvish", "powershell"] {
+        let text = run(&["generate", "completions", shell], &[]).await.succeeded().to_owned();
+        for command in &commands {
+            assert!(text.contains(command), "{shell} does not know {command}");
+        }
+    }
+    run(&["generate", "completions", "csh"], &[]).await.failed(2, &["possible values: bash"]);
+
+    let folder = tempfile::tempdir().unwrap();
+    run(&["generate", "man", folder.path().to_str().unwrap()], &[]).await.succeeded();
+    for command in commands.iter().filter(|command| **command != "help") {
+        let page = std::fs::read_to_string(folder.path().join(format!("onceproxy-{command}.1"))).unwrap();
+        assert!(page.contains(".SH SYNOPSIS"), "{page}");
+    }
+    let missing = folder.path().join("missing");
+    run(&["generate", "man", missing.to_str().unwrap()], &[]).await.failed(1, &["cannot write manual pages into"]);
+}
+
+#[tokio::test]
 async fn a_token_that_is_no_token_is_wrong_usage() {
     let proxy = operated().await;
     let claim = proxy.unknown(1).await;

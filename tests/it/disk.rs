@@ -221,7 +221,7 @@ async fn a_folder_held_by_another_process_is_out_of_reach_until_that_ends() {
     let claim = fresh_claim();
     let error = disk.store.claim(&claim).await.unwrap_err();
     assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Unreachable, false));
-    let not_ready = disk.store.ready().unwrap_err().0;
+    let not_ready = disk.store.ready().unwrap_err().to_string();
     assert!(not_ready.contains(&format!("held by process {}", child.id())), "{not_ready}");
     assert_eq!(disk.store.get(&claim.id).await.unwrap_err().kind, StoreErrorKind::Unreachable);
 
@@ -281,7 +281,7 @@ async fn a_damaged_or_missing_file_fails_closed() {
         let disk = Disk::open(dir.path());
         let error = disk.store.claim(&claim).await.unwrap_err();
         assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Unreadable, false), "{error}");
-        let not_ready = disk.store.ready().unwrap_err().0;
+        let not_ready = disk.store.ready().unwrap_err().to_string();
         assert!(not_ready.contains(expected), "{not_ready:?} does not say {expected:?}");
         disk.close().await;
         std::fs::write(file, good).unwrap();

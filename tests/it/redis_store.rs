@@ -56,7 +56,7 @@ impl Process {
     }
 
     async fn becomes_unready(&self) -> String {
-        until("the store is not ready", async || self.store.ready().err()).await.0
+        until("the store is not ready", async || self.store.ready().err()).await.to_string()
     }
 }
 

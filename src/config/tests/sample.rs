@@ -4,23 +4,23 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-const SAMPLE: &str = include_str!("../../../config.toml");
+pub(super) const SAMPLE: &str = include_str!("../../../config.toml");
 
 /// The keys of the sample that say more than a default would.
-const CHOSEN: [&str; 2] = ["route.name", "route.upstream"];
+pub(super) const CHOSEN: [&str; 2] = ["route.name", "route.upstream"];
 
 /// One setting of the sample.
-struct Line {
-    number: usize,
-    key: String,
-    commented: bool,
+pub(super) struct Line {
+    pub(super) number: usize,
+    pub(super) key: String,
+    pub(super) commented: bool,
 }
 
 fn is_setting(line: &str) -> bool {
     line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b == b'.'))
 }
 
-fn lines() -> Vec<Line> {
+pub(super) fn lines() -> Vec<Line> {
     let mut section = String::new();
     let mut lines = Vec::new();
     for (number, line) in SAMPLE.lines().enumerate() {
@@ -37,7 +37,7 @@ fn lines() -> Vec<Line> {
 }
 
 /// The sample with these of its lines changed.
-fn changed(change: impl Fn(usize, &str) -> String) -> String {
+pub(super) fn changed(change: impl Fn(usize, &str) -> String) -> String {
     SAMPLE.lines().enumerate().map(|(number, line)| change(number, line) + "\n").collect()
 }
 

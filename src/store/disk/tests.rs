@@ -183,8 +183,8 @@ async fn after_a_failed_commit_nothing_is_done_any_more() {
     let error = world.disk.complete(&known, &response(), LONG).await.unwrap_err();
     assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Broken, false), "{error}");
     assert_eq!(world.disk.get(&known.id).await.unwrap_err().kind, StoreErrorKind::Broken);
-    let not_ready = world.disk.ready().unwrap_err().0;
-    assert!(not_ready.contains("as the test wished"), "{not_ready}");
+    let NotReady::UntilRestart(why) = world.disk.ready().unwrap_err() else { panic!("it would not pass by itself") };
+    assert!(why.contains("as the test wished"), "{why}");
 }
 
 #[tokio::test]

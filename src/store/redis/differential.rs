@@ -237,7 +237,7 @@ impl Bench {
     async fn compare(&self, id: &RecordId, model: &Model, now: Timestamp) -> Result<(), TestCaseError> {
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.store.shared.keys.record(id));
-        commands.cmd("ZSCORE").arg(self.store.shared.keys.open(id)).arg(id.to_string());
+        commands.cmd("ZSCORE").arg(self.store.shared.keys.open_of(id.hash()[0].into())).arg(id.to_string());
         commands.cmd("PEXPIRETIME").arg(self.store.shared.keys.record(id));
         let answers = self.commands(commands).await;
         let is_there = |record: &Record| record.expires_at().is_none_or(|at| at > now);
@@ -283,10 +283,7 @@ impl Bench {
             }
             Operation::Forget { token: t, force } => said(store.forget(id, token(*t), *force).await),
             Operation::Sweep => {
-                let member = id.to_string();
-                let call = Call::new(&self.store.shared.scripts.lapse, self.store.shared.keys.of(id))
-                    .arg(member.as_bytes())
-                    .arg(b"");
+                let call = Call::new(&self.store.shared.scripts.lapse, self.store.shared.keys.names(id, None)).arg(b"");
                 self.store.ask(&self.store.claims, call, self.store.limits()).await.map_err(StoreError::from).unwrap();
                 String::new()
             }
@@ -377,8 +374,8 @@ fn a_tombstone_stands_for_as_long_as_the_rules_say() {
         });
         assert_eq!(bench.ask(&id, &release).await, "Lost");
     });
-    let left: u128 =
-        bench.server.command(&["PTTL", &bench.store.shared.keys.tombstone(&id, token(0))]).parse().unwrap();
+    let names = bench.store.shared.keys.names(&id, Some(token(0)));
+    let left: u128 = bench.server.command(&["PTTL", names.keys().nth(2).unwrap()]).parse().unwrap();
     let ttl = record::TOMBSTONE_TTL.as_millis();
     assert!(left <= ttl && left > ttl - 60_000, "{left}");
 }

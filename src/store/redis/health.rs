@@ -58,12 +58,12 @@ impl Health {
     pub(super) fn ready(&self) -> Result<(), NotReady> {
         if !self.is_reachable() {
             let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-            return Err(NotReady(last.clone()));
+            return Err(NotReady::ForNow(last.clone()));
         }
         match &**self.standing.load() {
             Standing::Fit => Ok(()),
-            Standing::Unchecked => Err(NotReady("Redis was not reached yet".into())),
-            Standing::Unfit(reason) => Err(NotReady(reason.clone())),
+            Standing::Unchecked => Err(NotReady::ForNow("Redis was not reached yet".into())),
+            Standing::Unfit(reason) => Err(NotReady::ForNow(reason.clone())),
         }
     }
 

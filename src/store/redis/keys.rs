@@ -19,53 +19,51 @@ impl Keys {
 
     /// The record; also the channel on which its changes are published.
     pub(super) fn record(&self, id: &RecordId) -> String {
-        self.of_record(id, ":r:", None)
-    }
-
-    /// Put together by hand: this is done for every operation, and formatting is several times dearer.
-    fn of_record(&self, id: &RecordId, kind: &str, token: Option<Token>) -> String {
-        let mut key = String::with_capacity(self.prefix.len() + 80);
-        key.push_str(&self.prefix);
-        key.push_str(":{");
-        push_hex(&mut key, &id.hash()[..1]);
-        key.push('}');
-        key.push_str(kind);
-        push_hex(&mut key, id.hash());
-        if let Some(token) = token {
-            key.push(':');
-            push_hex(&mut key, token.as_bytes());
-        }
+        let mut key = String::new();
+        self.push_record(&mut key, id, ":r:");
         key
-    }
-
-    /// The index of open records in the shard of this record.
-    pub(super) fn open(&self, id: &RecordId) -> String {
-        self.open_of(u16::from(id.hash()[0]))
     }
 
     /// The index of open records of a shard.
     pub(super) fn open_of(&self, shard: u16) -> String {
-        let mut key = String::with_capacity(self.prefix.len() + 16);
-        key.push_str(&self.prefix);
-        key.push_str(":{");
-        push_hex(&mut key, &[shard.to_be_bytes()[1]]);
-        key.push_str("}:open");
+        let mut key = String::new();
+        self.push_shard(&mut key, shard.to_be_bytes()[1]);
+        key.push_str(":open");
         key
     }
 
-    /// What stops this token from being granted again.
-    pub(super) fn tombstone(&self, id: &RecordId, token: Token) -> String {
-        self.of_record(id, ":t:", Some(token))
+    /// What an operation on a record names, and what it names of an attempt if it is one of a token's: the record, the
+    /// index of its shard, and the tombstone that stops the token from being granted again.
+    pub(super) fn names(&self, id: &RecordId, token: Option<Token>) -> Names {
+        let mut text = String::with_capacity(3 * self.prefix.len() + id.route().len() + 192);
+        self.push_record(&mut text, id, ":r:");
+        let record = text.len();
+        self.push_shard(&mut text, id.hash()[0]);
+        text.push_str(":open");
+        let open = text.len();
+        if let Some(token) = token {
+            self.push_record(&mut text, id, ":t:");
+            text.push(':');
+            push_hex(&mut text, token.as_bytes());
+        }
+        let tombstone = text.len();
+        text.push_str(id.route());
+        text.push(':');
+        push_hex(&mut text, id.hash());
+        Names { text, ends: [record, open, tombstone], keys: if token.is_some() { 3 } else { 2 } }
     }
 
-    /// The keys of an operation that names no token.
-    pub(super) fn of(&self, id: &RecordId) -> Vec<String> {
-        vec![self.record(id), self.open(id)]
+    fn push_record(&self, key: &mut String, id: &RecordId, kind: &str) {
+        self.push_shard(key, id.hash()[0]);
+        key.push_str(kind);
+        push_hex(key, id.hash());
     }
 
-    /// The keys of an operation of this token.
-    pub(super) fn with_token(&self, id: &RecordId, token: Token) -> Vec<String> {
-        vec![self.record(id), self.open(id), self.tombstone(id, token)]
+    fn push_shard(&self, key: &mut String, shard: u8) {
+        key.push_str(&self.prefix);
+        key.push_str(":{");
+        push_hex(key, &[shard]);
+        key.push('}');
     }
 
     /// Names the process that sweeps.
@@ -79,13 +77,41 @@ impl Keys {
     }
 }
 
-/// The name of a record as a member of the index.
-pub(super) fn member(id: &RecordId) -> String {
-    let mut member = String::with_capacity(id.route().len() + 33);
-    member.push_str(id.route());
-    member.push(':');
-    push_hex(&mut member, id.hash());
-    member
+/// The names in one operation, in one piece of memory and put together by hand: they are made for every one, and
+/// formatting is several times dearer.
+pub(super) struct Names {
+    /// The keys and then the member, one behind the other.
+    text: String,
+    /// Where each key ends.
+    ends: [usize; 3],
+    keys: usize,
+}
+
+impl Names {
+    /// A single key, without a member.
+    pub(super) fn of_key(key: String) -> Names {
+        Names { ends: [key.len(); 3], text: key, keys: 1 }
+    }
+
+    /// How many keys there are.
+    pub(super) fn count(&self) -> usize {
+        self.keys
+    }
+
+    /// The keys.
+    pub(super) fn keys(&self) -> impl Iterator<Item = &str> {
+        (0..self.keys).map(|at| &self.text[at.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[at]])
+    }
+
+    /// The record as a member of the index; empty if there is none.
+    pub(super) fn member(&self) -> &str {
+        &self.text[self.ends[2]..]
+    }
+
+    /// How many bytes all names have.
+    pub(super) fn len(&self) -> usize {
+        self.text.len()
+    }
 }
 
 /// Adds at most 16 bytes.
@@ -106,15 +132,18 @@ mod tests {
     fn puts_all_keys_of_a_record_into_one_slot() {
         let id: RecordId = "pay:3fa90000000000000000000000000001".parse().unwrap();
         let token = Token::from_bytes([0xab; 16]);
-        let keys = Keys::new("once").with_token(&id, token);
+        let names = Keys::new("once").names(&id, Some(token));
         assert_eq!(
-            keys,
+            names.keys().collect::<Vec<_>>(),
             [
                 "once:{3f}:r:3fa90000000000000000000000000001",
                 "once:{3f}:open",
                 "once:{3f}:t:3fa90000000000000000000000000001:abababababababababababababababab",
             ]
         );
-        assert_eq!(member(&id), id.to_string());
+        assert_eq!(names.member(), id.to_string());
+        let without = Keys::new("once").names(&id, None);
+        assert!(without.keys().eq(names.keys().take(2)));
+        assert_eq!(without.member(), names.member());
     }
 }

@@ -7,6 +7,7 @@
 
 use redis::Cmd;
 
+use super::keys::Names;
 use crate::record::{Fingerprint, TOMBSTONE_TTL};
 
 const CLOCK: &str = include_str!("clock.lua");
@@ -81,7 +82,7 @@ impl Scripts {
 /// One call of a script, which can be made more than once.
 pub(super) struct Call<'a> {
     script: &'a Script,
-    keys: Vec<String>,
+    names: Names,
     args: Vec<Arg<'a>>,
 }
 
@@ -93,9 +94,9 @@ enum Arg<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// A call on these keys.
-    pub(super) fn new(script: &'a Script, keys: Vec<String>) -> Call<'a> {
-        Call { script, keys, args: Vec::with_capacity(13) }
+    /// A call on these keys. Its first argument is the member of the index, if there is one.
+    pub(super) fn new(script: &'a Script, names: Names) -> Call<'a> {
+        Call { script, names, args: Vec::with_capacity(12) }
     }
 
     /// Adds an argument.
@@ -144,10 +145,16 @@ impl<'a> Call<'a> {
             Arg::Fingerprint(bytes) => bytes.len(),
             Arg::Number(_) => 20,
         };
-        let keys: usize = self.keys.iter().map(String::len).sum();
-        let data = name.len() + script.len() + 20 + keys + self.args.iter().map(size).sum::<usize>();
-        let mut command = Cmd::with_capacity(3 + self.keys.len() + self.args.len(), data);
-        command.arg(name).arg(script).arg(self.keys.len()).arg(&self.keys);
+        let names = &self.names;
+        let data = name.len() + script.len() + 20 + names.len() + self.args.iter().map(size).sum::<usize>();
+        let mut command = Cmd::with_capacity(4 + names.count() + self.args.len(), data);
+        command.arg(name).arg(script).arg(names.count());
+        for key in names.keys() {
+            command.arg(key);
+        }
+        if !names.member().is_empty() {
+            command.arg(names.member());
+        }
         for arg in &self.args {
             match arg {
                 Arg::Borrowed(bytes) => command.arg(bytes),

@@ -11,7 +11,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use tracing::{debug, info, warn};
 
 use super::ask::{Limits, Question, ask};
-use super::keys::SHARDS;
+use super::keys::{Names, SHARDS};
 use super::link::Link;
 use super::replies::Visited;
 use super::scripts::Call;
@@ -73,7 +73,7 @@ impl Sweep<'_> {
     /// One round. Says whether this process is the sweeper.
     async fn round(&mut self) -> Result<bool, StoreError> {
         let keys = &self.shared.keys;
-        let call = Call::new(&self.shared.scripts.sweeper, vec![keys.sweeper()])
+        let call = Call::new(&self.shared.scripts.sweeper, Names::of_key(keys.sweeper()))
             .made(self.name.to_string().into_bytes())
             .number(super::millis(SWEEPER_LEASE));
         let answer = self.ask(Question::Script(call)).await?;
@@ -158,7 +158,7 @@ impl Sweep<'_> {
             self.complain(member, "it is not the name of a record");
             return Ok(None);
         };
-        let call = Call::new(&self.shared.scripts.lapse, self.shared.keys.of(&id)).arg(member.as_bytes()).arg(b"");
+        let call = Call::new(&self.shared.scripts.lapse, self.shared.keys.names(&id, None)).arg(b"");
         match self.ask(Question::Script(call)).await.and_then(Visited::read) {
             Ok(visited) => {
                 if visited == Visited::Lapsed {

@@ -28,7 +28,10 @@ async fn a_password_gets_in_and_a_wrong_one_does_not() {
         assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Refused, false), "{error}");
         assert!(!error.message.contains("secret"), "{error}");
         let process = Process::open(&config);
-        until("the reason is shown", async || process.store.ready().err().filter(|e| e.0.contains("refuses"))).await;
+        until("the reason is shown", async || {
+            process.store.ready().err().filter(|e| e.to_string().contains("refuses"))
+        })
+        .await;
     }
 }
 
