@@ -228,6 +228,8 @@ pub struct Upstream {
     pub socket: Option<PathBuf>,
     /// The HTTP proxy to go through. Default none, whatever the environment says.
     pub proxy: Option<HttpProxy>,
+    /// Whether it is spoken to in HTTP/2, over TLS by ALPN, else without being asked. Default HTTP/1.1.
+    pub http2: bool,
     /// A file of PEM certificates to trust instead of the system's. Only with TLS.
     pub ca_file: Option<PathBuf>,
     /// The certificate to show and its key, files of PEM. Only with TLS.

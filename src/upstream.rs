@@ -1,4 +1,4 @@
-//! Towards the upstream: one HTTP/1.1 connection pool per route and core, for keyed and plain traffic alike.
+//! Towards the upstream: one connection pool per route and core, for keyed and plain traffic alike, in HTTP/1.1 or 2.
 //!
 //! It is our own, and small, because the pools at hand cannot say the one thing that matters here: whether a request
 //! that failed may have run. This one hands a request over exactly once, never resends, and tells "certainly not sent"
@@ -16,6 +16,7 @@ mod body;
 mod connect;
 mod connection;
 mod idle;
+mod streams;
 mod switch;
 mod through;
 mod tls;
@@ -32,6 +33,7 @@ pub use tls::TlsSetupError;
 
 use connect::Dialer;
 use idle::IdleList;
+use streams::Sessions;
 
 /// Connections to one upstream, used by the tasks of one core. Cheap to clone; clones share everything.
 #[derive(Clone, Debug)]
@@ -43,6 +45,8 @@ pub struct Pool {
 struct Shared {
     dialer: Arc<Dialer>,
     idle: Arc<IdleList>,
+    /// In place of the idle list, where the upstream is spoken to in HTTP/2.
+    sessions: Option<Sessions>,
     sends: Counter,
 }
 
@@ -58,17 +62,25 @@ impl Pool {
         metrics: &RouteMetrics,
     ) -> Result<Pool, TlsSetupError> {
         let dialer = Arc::new(Dialer::new(upstream, connect_timeout)?);
-        let idle = IdleList::new(idle_timeout);
-        Ok(Pool { shared: Arc::new(Shared { dialer, idle, sends: metrics.upstream_sends.clone() }) })
+        Ok(Pool::of(dialer, idle_timeout, metrics.upstream_sends.clone()))
     }
 
     /// A pool to the same upstream with connections of its own, for another core. It does not read the certificates
     /// again, and resumes the TLS sessions of its siblings.
     #[must_use]
     pub fn for_another_core(&self) -> Pool {
-        let Shared { dialer, idle, sends } = &*self.shared;
-        let (dialer, idle) = (dialer.clone(), IdleList::new(idle.timeout()));
-        Pool { shared: Arc::new(Shared { dialer, idle, sends: sends.clone() }) }
+        let Shared { dialer, idle, sends, .. } = &*self.shared;
+        Pool::of(dialer.clone(), idle.timeout(), sends.clone())
+    }
+
+    fn of(dialer: Arc<Dialer>, idle_timeout: Duration, sends: Counter) -> Pool {
+        let sessions = dialer.upstream().http2.then(|| Sessions::new(idle_timeout));
+        Pool { shared: Arc::new(Shared { dialer, idle: IdleList::new(idle_timeout), sessions, sends }) }
+    }
+
+    /// Whether a connection can leave HTTP for another protocol. One of HTTP/2, which requests share, cannot.
+    pub fn can_switch(&self) -> bool {
+        self.shared.sessions.is_none()
     }
 
     /// A pool to another host, for one whose upstream requests name: with connections of its own, and the certificates
@@ -77,15 +89,26 @@ impl Pool {
     /// # Errors
     /// If the host cannot be the name in a certificate.
     pub fn towards(&self, upstream: &config::Upstream) -> Result<Pool, TlsSetupError> {
-        let Shared { dialer, idle, sends } = &*self.shared;
-        let (dialer, idle) = (Arc::new(dialer.towards(upstream)?), IdleList::new(idle.timeout()));
-        Ok(Pool { shared: Arc::new(Shared { dialer, idle, sends: sends.clone() }) })
+        let Shared { dialer, idle, sends, .. } = &*self.shared;
+        Ok(Pool::of(Arc::new(dialer.towards(upstream)?), idle.timeout(), sends.clone()))
     }
 
     /// An idle connection, the most recently used first and found alive, or else a fresh one.
     ///
     /// An error means that nothing was sent.
     pub async fn checkout(&self) -> Result<Connection, ConnectError> {
+        if let Some(sessions) = &self.shared.sessions {
+            if let Some(stream) = sessions.take() {
+                return Ok(Connection::stream(stream, self.shared.clone(), true));
+            }
+            let dialing = self.shared.dialer.within(async { Ok(sessions.dialing().await) }).await?;
+            if let Some(stream) = sessions.take() {
+                return Ok(Connection::stream(stream, self.shared.clone(), true));
+            }
+            let connected = self.connect().await;
+            drop(dialing);
+            return connected;
+        }
         match self.shared.idle.take() {
             Some(link) => Ok(Connection::reused(link, self.shared.clone())),
             None => self.connect().await,
@@ -96,6 +119,10 @@ impl Pool {
     ///
     /// An error means that nothing was sent. Dropping the future gives the connection up.
     pub async fn connect(&self) -> Result<Connection, ConnectError> {
+        if let Some(sessions) = &self.shared.sessions {
+            let stream = self.shared.dialer.dial_shared(sessions).await?;
+            return Ok(Connection::stream(stream, self.shared.clone(), false));
+        }
         let link = self.shared.dialer.dial().await?;
         Ok(Connection::fresh(link, self.shared.clone()))
     }

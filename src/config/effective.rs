@@ -9,7 +9,7 @@ use std::time::Duration;
 use toml::Value;
 
 use super::address::print_upstream;
-use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN};
+use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS};
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
 use super::statuses::Verdict;
@@ -119,6 +119,7 @@ fn upstream(page: &mut Page, upstream: &Upstream) {
     if let Some(proxy) = &upstream.proxy {
         page.text("upstream_proxy", format!("http://{}", proxy.authority()));
     }
+    page.text("upstream_protocol", word(&PROTOCOLS, &upstream.http2));
     page.path("ca_file", upstream.ca_file.as_deref());
     page.path("client_cert_file", upstream.client.as_ref().map(|(cert, _)| cert.as_path()));
     page.path("client_key_file", upstream.client.as_ref().map(|(_, key)| key.as_path()));

@@ -36,6 +36,8 @@ pub(super) const ON_UNKNOWN: [(&str, OnUnknown); 2] = [("hold", OnUnknown::Hold)
 /// The words of `on_store_error`.
 pub(super) const ON_STORE_ERROR: [(&str, OnStoreError); 2] =
     [("reject", OnStoreError::Reject), ("forward", OnStoreError::Forward)];
+/// The words of `upstream_protocol`, and whether each is HTTP/2.
+pub(super) const PROTOCOLS: [(&str, bool); 2] = [("h1", false), ("h2", true)];
 /// The words of `forwarded`.
 pub(super) const FORWARDED: [(&str, Forwarded); 2] = [("append", Forwarded::Append), ("drop", Forwarded::Drop)];
 
@@ -142,6 +144,7 @@ fn target(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egre
         }
     }
     target.ca_file = section.path("ca_file");
+    target.http2 = section.word("upstream_protocol", &PROTOCOLS, false);
     target.client = section.client_certificate();
     target.server_name = section.text("server_name", server_name).map(|located| located.value);
     target.proxy = section.text("upstream_proxy", http_proxy).map(|located| located.value);

@@ -62,7 +62,7 @@ pub struct Passage<'a> {
 pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Passage<'_>) -> Result<Answer, Problem> {
     let progress = Progress::default();
     let framing = framing(head, &body);
-    let offer = Offer::of(head, body.is_there());
+    let offer = Offer::of(head, body.is_there()).filter(|_| route.pool.can_switch());
     let mut request = Request::new(match body {
         Plain::Coming(body) if body.is_end_stream() => RequestBody::empty(),
         Plain::Coming(body) => RequestBody::stream(Watched { body, progress: progress.clone() }),

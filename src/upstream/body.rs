@@ -15,6 +15,7 @@ use hyper::body::Incoming;
 
 use super::connection::Link;
 use super::idle::IdleList;
+use super::streams::StreamBody;
 
 /// Any error.
 pub type BoxError = Box<dyn std::error::Error + Send + Sync>;
@@ -80,7 +81,13 @@ impl Body for RequestBody {
 #[derive(Debug, thiserror::Error)]
 #[error("the response did not end properly")]
 pub struct BodyError {
-    source: hyper::Error,
+    source: BoxError,
+}
+
+impl BodyError {
+    pub(super) fn new(source: impl Into<BoxError>) -> BodyError {
+        BodyError { source: source.into() }
+    }
 }
 
 /// The body of a response.
@@ -88,7 +95,17 @@ pub struct BodyError {
 /// It ends properly after its declared length, after its last chunk (and trailers), or, with neither, when the upstream
 /// closes the connection: by FIN, over TLS by `close_notify`. Anything else is a [`BodyError`].
 #[derive(Debug)]
-pub struct ResponseBody {
+pub struct ResponseBody(Inner);
+
+#[derive(Debug)]
+enum Inner {
+    Own(OwnBody),
+    Stream(Box<StreamBody>),
+}
+
+/// The body on a connection of its own.
+#[derive(Debug)]
+struct OwnBody {
     incoming: Incoming,
     /// Until the end, or the first error.
     source: Option<Source>,
@@ -102,18 +119,25 @@ struct Source {
 
 impl ResponseBody {
     pub(super) fn new(incoming: Incoming, link: Link, pool: Arc<IdleList>) -> ResponseBody {
-        let mut body = ResponseBody::switching(incoming, link, pool);
+        let mut body = OwnBody { incoming, source: Some(Source { link, pool }) };
         if body.incoming.is_end_stream() {
             body.give_back();
         }
-        body
+        ResponseBody(Inner::Own(body))
     }
 
     /// The body of a `101`, which ends at once: the connection stays with it until it is taken over or dropped.
     pub(super) fn switching(incoming: Incoming, link: Link, pool: Arc<IdleList>) -> ResponseBody {
-        ResponseBody { incoming, source: Some(Source { link, pool }) }
+        ResponseBody(Inner::Own(OwnBody { incoming, source: Some(Source { link, pool }) }))
     }
 
+    /// The body on a stream of a shared connection.
+    pub(super) fn stream(body: StreamBody) -> ResponseBody {
+        ResponseBody(Inner::Stream(Box::new(body)))
+    }
+}
+
+impl OwnBody {
     /// Gives the connection back if it can take another request, and closes it if not: the upstream wants to close
     /// or has closed, or has answered before it had the whole request.
     fn give_back(&mut self) {
@@ -125,12 +149,9 @@ impl ResponseBody {
     }
 }
 
-impl Body for ResponseBody {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        let this = &mut *self;
+impl OwnBody {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let this = self;
         Poll::Ready(match ready!(Pin::new(&mut this.incoming).poll_frame(cx)) {
             Some(Ok(frame)) => {
                 // Many readers stop here, without asking for the end.
@@ -141,7 +162,7 @@ impl Body for ResponseBody {
             }
             Some(Err(source)) => {
                 this.source = None;
-                Some(Err(BodyError { source }))
+                Some(Err(BodyError::new(source)))
             }
             None => {
                 this.give_back();
@@ -149,12 +170,30 @@ impl Body for ResponseBody {
             }
         })
     }
+}
+
+impl Body for ResponseBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        match &mut self.0 {
+            Inner::Own(body) => body.poll_frame(cx),
+            Inner::Stream(body) => Pin::new(&mut **body).poll_frame(cx),
+        }
+    }
 
     fn is_end_stream(&self) -> bool {
-        self.incoming.is_end_stream()
+        match &self.0 {
+            Inner::Own(body) => body.incoming.is_end_stream(),
+            Inner::Stream(body) => body.is_end_stream(),
+        }
     }
 
     fn size_hint(&self) -> SizeHint {
-        self.incoming.size_hint()
+        match &self.0 {
+            Inner::Own(body) => body.incoming.size_hint(),
+            Inner::Stream(body) => body.size_hint(),
+        }
     }
 }

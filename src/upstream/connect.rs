@@ -16,8 +16,9 @@ use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use super::connection::Link;
+use super::streams::{Sessions, Stream};
 use super::through;
-use super::tls::{Tls, TlsSetupError};
+use super::tls::{H2, Tls, TlsSetupError};
 use super::wire::{Family, Meter, Socket, Wire};
 use crate::config;
 
@@ -102,6 +103,14 @@ pub enum ConnectError {
         /// The route's `connect_timeout`.
         after: Duration,
     },
+    /// The upstream does not speak HTTP/2, which the route wants.
+    #[error("`{host}` does not speak HTTP/2")]
+    NotHttp2 {
+        /// The upstream's host.
+        host: String,
+        /// What it did instead; nothing if TLS agreed on no protocol.
+        source: Option<h2::Error>,
+    },
     /// The upstream closed it before it could be used.
     #[error("`{host}` closed the connection before it was used")]
     Closed {
@@ -139,15 +148,45 @@ impl Dialer {
         Ok(Dialer { upstream: upstream.clone(), tls, timeout: self.timeout })
     }
 
+    pub(super) fn upstream(&self) -> &config::Upstream {
+        &self.upstream
+    }
+
+    /// A connection of HTTP/1.1.
     pub(super) async fn dial(&self) -> Result<Link, ConnectError> {
+        self.within(async {
+            let (wire, meter) = self.establish().await?;
+            self.speak(wire, meter).await.map_err(|source| ConnectError::Closed { host: self.host(), source })
+        })
+        .await
+    }
+
+    /// A connection of HTTP/2 that requests share, and the first stream on it.
+    pub(super) async fn dial_shared(&self, sessions: &Sessions) -> Result<Stream, ConnectError> {
+        self.within(async {
+            let (wire, _) = self.establish().await?;
+            if wire.has_tls() && !wire.agreed_on(H2) {
+                return Err(ConnectError::NotHttp2 { host: self.host(), source: None });
+            }
+            let not_http2 = |source| ConnectError::NotHttp2 { host: self.host(), source: Some(source) };
+            sessions.begin(wire).await.map_err(not_http2)
+        })
+        .await
+    }
+
+    /// What connecting takes, within the timeout.
+    pub(super) async fn within<T>(
+        &self,
+        connecting: impl Future<Output = Result<T, ConnectError>>,
+    ) -> Result<T, ConnectError> {
         // Boxed, since this is the rare way and would make every caller's future larger.
-        match timeout(self.timeout, Box::pin(self.establish())).await {
+        match timeout(self.timeout, Box::pin(connecting)).await {
             Ok(established) => established,
             Err(_elapsed) => Err(ConnectError::TimedOut { host: self.host(), after: self.timeout }),
         }
     }
 
-    async fn establish(&self) -> Result<Link, ConnectError> {
+    async fn establish(&self) -> Result<(Wire, Arc<Meter>), ConnectError> {
         let meter = Arc::new(Meter::default());
         let socket = Socket::new(self.reach().await?, meter.clone());
         let wire = match &self.tls {
@@ -157,7 +196,7 @@ impl Dialer {
                 Wire::tls(connected.map_err(|source| ConnectError::Tls { host: self.host(), source })?)
             }
         };
-        self.speak(wire, meter).await.map_err(|source| ConnectError::Closed { host: self.host(), source })
+        Ok((wire, meter))
     }
 
     async fn speak(&self, wire: Wire, meter: Arc<Meter>) -> hyper::Result<Link> {

@@ -13,6 +13,7 @@ use tokio::task::JoinHandle;
 
 use super::Shared;
 use super::body::{BoxError, RequestBody, ResponseBody};
+use super::streams::Stream;
 use super::wire::Meter;
 
 /// A connection's two halves: the task that reads and writes, and the handle that gives it requests.
@@ -64,18 +65,19 @@ impl Drop for Link {
 /// A request failed after a connection was there.
 #[derive(Debug, thiserror::Error)]
 pub enum SendError {
-    /// Certainly not sent: not one byte of it left.
-    #[error("the connection was closed before the request was sent")]
+    /// Certainly not sent, or refused before it was looked at: not one byte of it left, or the upstream says
+    /// `REFUSED_STREAM` (RFC 9113 section 8.7).
+    #[error("the connection was closed before the request was sent, or the upstream refused its stream")]
     NotSent {
         /// The request, unless hyper had taken it apart already.
         request: Option<Box<Request<RequestBody>>>,
-        /// What hyper said.
-        source: hyper::Error,
+        /// What hyper or h2 said.
+        source: BoxError,
     },
     /// Bytes may have left, and nobody can tell what became of them.
     #[error("the upstream gave no usable answer")]
     MayHaveRun {
-        /// A [`hyper::Error`] or an [`AmbiguousResponse`].
+        /// A [`hyper::Error`], an [`h2::Error`] or an [`AmbiguousResponse`].
         source: BoxError,
     },
 }
@@ -95,18 +97,28 @@ pub struct AmbiguousResponse(&'static str);
 /// A connection that is good for one request. Dropped, it closes.
 #[derive(Debug)]
 pub struct Connection {
-    link: Link,
+    via: Via,
     shared: Arc<Shared>,
     reused: bool,
 }
 
+#[derive(Debug)]
+enum Via {
+    Own(Link),
+    Stream(Stream),
+}
+
 impl Connection {
     pub(super) fn fresh(link: Link, shared: Arc<Shared>) -> Connection {
-        Connection { link, shared, reused: false }
+        Connection { via: Via::Own(link), shared, reused: false }
     }
 
     pub(super) fn reused(link: Link, shared: Arc<Shared>) -> Connection {
-        Connection { link, shared, reused: true }
+        Connection { via: Via::Own(link), shared, reused: true }
+    }
+
+    pub(super) fn stream(stream: Stream, shared: Arc<Shared>, reused: bool) -> Connection {
+        Connection { via: Via::Stream(stream), shared, reused }
     }
 
     /// Whether it has carried a request before, so that the upstream may be about to close it.
@@ -117,14 +129,18 @@ impl Connection {
     /// Sends one request, exactly once, and waits for the head of its response. Interim responses are passed over,
     /// but for `101`, which is returned.
     ///
-    /// Target and header fields go out as they are, as HTTP/1.1; `host` and framing are the caller's. Each hand-over
+    /// Target and header fields go out as they are, in HTTP/2 without those of an HTTP/1.1 connection; `host` and framing are the caller's. Each hand-over
     /// counts as one upstream send, also one that is handed back. Dropping the future, or the body that it returns,
     /// closes the connection; the request may have run then.
     pub async fn send(self, mut request: Request<RequestBody>) -> Result<Response<ResponseBody>, SendError> {
-        let Connection { mut link, shared, .. } = self;
+        let Connection { via, shared, .. } = self;
+        let mut link = match via {
+            Via::Own(link) => link,
+            Via::Stream(stream) => return Box::pin(send_on(stream, request, &shared)).await,
+        };
         *request.version_mut() = Version::HTTP_11;
         if let Err(source) = link.ready().await {
-            return Err(SendError::NotSent { request: Some(Box::new(request)), source });
+            return Err(SendError::NotSent { request: Some(Box::new(request)), source: source.into() });
         }
         link.meter.look_before_writing();
         let method = request.method().clone();
@@ -134,15 +150,28 @@ impl Connection {
             Ok(response) => receive(&method, response, link, &shared),
             Err(mut error) => match error.take_message() {
                 Some(request) => {
-                    Err(SendError::NotSent { request: Some(Box::new(request)), source: error.into_error() })
+                    Err(SendError::NotSent { request: Some(Box::new(request)), source: error.into_error().into() })
                 }
                 None if link.cut().await == before => {
-                    Err(SendError::NotSent { request: None, source: error.into_error() })
+                    Err(SendError::NotSent { request: None, source: error.into_error().into() })
                 }
                 None => Err(SendError::MayHaveRun { source: error.into_error().into() }),
             },
         }
     }
+}
+
+/// The same in HTTP/2. Dropped, it resets the stream and leaves the connection to the others.
+async fn send_on(
+    stream: Stream,
+    request: Request<RequestBody>,
+    shared: &Shared,
+) -> Result<Response<ResponseBody>, SendError> {
+    let method = request.method().clone();
+    shared.sends.inc();
+    let (head, body) = stream.send(request, shared.dialer.upstream()).await?;
+    let body = body.declared(&head.headers, has_body(&method, head.status));
+    Ok(Response::from_parts(head, ResponseBody::stream(body)))
 }
 
 fn receive(

@@ -7,6 +7,7 @@ mod doubt;
 mod pooling;
 mod races;
 mod sending;
+mod streams;
 mod tls;
 mod ways;
 

@@ -14,6 +14,10 @@ use tokio_rustls::TlsConnector;
 
 use crate::config;
 
+/// The names of the protocols over TLS (ALPN).
+pub(super) const H2: &[u8] = b"h2";
+const HTTP_1_1: &[u8] = b"http/1.1";
+
 /// TLS towards an upstream cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TlsSetupError {
@@ -107,7 +111,7 @@ impl Tls {
             Some((certificate, key)) => with_certificate(config, certificate, key)?,
             None => config.with_no_client_auth(),
         };
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
+        config.alpn_protocols = vec![if upstream.http2 { H2 } else { HTTP_1_1 }.to_vec()];
         Ok(Tls { connector: TlsConnector::from(Arc::new(config)), name })
     }
 

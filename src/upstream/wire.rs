@@ -162,6 +162,15 @@ impl Wire {
         Wire { stream: Stream::Tls(Box::new(tls)), meter }
     }
 
+    pub(super) fn has_tls(&self) -> bool {
+        matches!(self.stream, Stream::Tls(_))
+    }
+
+    /// Whether TLS has agreed on this protocol.
+    pub(super) fn agreed_on(&self, protocol: &[u8]) -> bool {
+        matches!(&self.stream, Stream::Tls(tls) if tls.get_ref().1.alpn_protocol() == Some(protocol))
+    }
+
     // A failed write to a socket has taken nothing. A failed write to TLS may have taken all of it, encrypted it and
     // sent a part before the socket failed.
     fn count(&self, polled: &Poll<io::Result<usize>>, offered: usize) {

@@ -61,6 +61,13 @@ impl TlsPeer {
         TlsPeer { peer: Peer::start().await, acceptor: TlsAcceptor::from(Arc::new(config)), ca_file, issuer }
     }
 
+    /// The same certificate without a list of protocols.
+    fn without_alpn(&self) -> TlsAcceptor {
+        let mut config = rustls::ServerConfig::clone(self.acceptor.config());
+        config.alpn_protocols.clear();
+        TlsAcceptor::from(Arc::new(config))
+    }
+
     /// A client's certificate of the peer's authority, and its key.
     fn client_files(&self) -> (tempfile::NamedTempFile, tempfile::NamedTempFile) {
         let key = rcgen::KeyPair::generate().unwrap();
@@ -342,4 +349,37 @@ async fn tls_goes_through_a_proxy_to_the_upstream_itself() {
     };
     let (response, _stream) = tokio::join!(send(&pool, post("/", "x")), serve);
     assert_eq!(text(response.unwrap()).await, "ok");
+}
+
+#[tokio::test]
+async fn http_2_needs_an_upstream_that_agrees_on_it() {
+    let peer = TlsPeer::start(&["localhost"]).await;
+    let upstream = config::Upstream { http2: true, ..peer.upstream("localhost") };
+    let pool = Pool::new(&upstream, LONG, LONG, &peer.peer.metrics).unwrap();
+    let serve = async {
+        let stream = peer.accept().await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        let mut connection = h2::server::handshake(stream).await.unwrap();
+        let (request, mut respond) = connection.accept().await.unwrap().unwrap();
+        assert_eq!(request.uri().scheme_str(), Some("https"));
+        respond.send_response(http::Response::new(()), true).unwrap();
+        // Until the client closes.
+        while connection.accept().await.is_some() {}
+    };
+    let ask = async {
+        let response = send(&pool, post("/", "x")).await.unwrap();
+        assert!(http_body::Body::is_end_stream(response.body()));
+    };
+    tokio::select! {
+        () = serve => panic!("it closed first"),
+        () = ask => {}
+    }
+
+    // One that agrees on nothing.
+    let silent = TlsPeer { acceptor: peer.without_alpn(), ..TlsPeer::start(&["localhost"]).await };
+    let upstream = config::Upstream { http2: true, ca_file: upstream.ca_file, ..silent.upstream("localhost") };
+    let pool = Pool::new(&upstream, LONG, LONG, &silent.peer.metrics).unwrap();
+    let (connected, _stream) = tokio::join!(pool.checkout(), silent.accept());
+    let error = connected.unwrap_err();
+    assert!(matches!(error, ConnectError::NotHttp2 { source: None, .. }), "{error:?}");
 }

@@ -1,0 +1,364 @@
+//! HTTP/2 towards the upstream: requests share connections, one stream each.
+//!
+//! On `h2` itself and not on hyper, which cannot say what matters here: hyper ends a body in good order when the upstream
+//! cancels its stream, and queues requests that it has no stream for. Here a stream is free before a request is handed
+//! over, and one sign alone says that a request on its way did not run: the upstream's own `REFUSED_STREAM` (RFC 9113
+//! section 8.7). GOAWAY is doubt, since `h2` reports it for requests that it does not cover as well.
+
+use std::future::poll_fn;
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll, Waker, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::SendRequest;
+use h2::{Ping, PingPong, Reason, RecvStream, SendStream};
+use http::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING, UPGRADE};
+use http::uri::{Authority, Scheme};
+use http::{HeaderMap, Request, Uri, Version};
+use http_body::{Body, Frame, SizeHint};
+use http_body_util::BodyExt as _;
+use tokio::task::JoinHandle;
+use tokio::time::{Instant, sleep_until, timeout};
+
+use super::body::{BodyError, BoxError, RequestBody};
+use super::connection::SendError;
+use super::wire::Wire;
+use crate::config;
+
+/// More requests than this do not share a connection, whatever the upstream allows.
+const MOST_STREAMS: usize = 100;
+/// What an upstream may send of one response before it is read, and of all on one connection.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 8 << 20;
+/// A response head may have this many bytes.
+const MAX_HEAD: u32 = 256 * 1024;
+/// How long a connection in use is silent before it is asked whether the upstream is there, and how long the answer may
+/// take. A kernel's keepalive would not notice an upstream that hangs.
+const PING_EVERY: Duration = Duration::from_secs(30);
+const PING_ANSWER: Duration = Duration::from_secs(30);
+
+/// The shared connections of one pool.
+#[derive(Debug)]
+pub(super) struct Sessions {
+    idle_timeout: Duration,
+    open: Mutex<Vec<Session>>,
+    /// Held while connecting, so that a burst of first requests makes one connection.
+    dialing: tokio::sync::Mutex<()>,
+}
+
+/// One connection.
+#[derive(Clone, Debug)]
+struct Session {
+    sender: SendRequest<Bytes>,
+    usage: Arc<Usage>,
+}
+
+/// How a connection is used.
+#[derive(Debug)]
+struct Usage {
+    streams: AtomicUsize,
+    /// When the last stream ended.
+    since: Mutex<Instant>,
+    /// Whether it takes no more requests.
+    over: AtomicBool,
+}
+
+impl Usage {
+    /// When it will have been unused for this long; `None` while it is used.
+    fn idle_until(&self, idle: Duration) -> Option<Instant> {
+        let since = *self.since.lock().unwrap_or_else(PoisonError::into_inner);
+        (self.streams.load(Ordering::Relaxed) == 0).then(|| since + idle)
+    }
+}
+
+/// A stream that is free for one request, and then taken by it until its response has ended.
+#[derive(Debug)]
+pub(super) struct Stream {
+    session: Session,
+}
+
+impl Stream {
+    fn of(session: &Session) -> Stream {
+        session.usage.streams.fetch_add(1, Ordering::Relaxed);
+        Stream { session: session.clone() }
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        *self.session.usage.since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        self.session.usage.streams.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl Sessions {
+    pub(super) fn new(idle_timeout: Duration) -> Sessions {
+        Sessions { idle_timeout, open: Mutex::default(), dialing: tokio::sync::Mutex::default() }
+    }
+
+    /// A stream on a connection that is there.
+    pub(super) fn take(&self) -> Option<Stream> {
+        let mut open = self.lock();
+        open.retain(|session| !session.usage.over.load(Ordering::Relaxed));
+        let free = |session: &&Session| {
+            let most = session.sender.current_max_send_streams().min(MOST_STREAMS);
+            session.usage.streams.load(Ordering::Relaxed) < most
+        };
+        open.iter().find(free).map(Stream::of)
+    }
+
+    /// The right to connect, so that others wait for what comes of it.
+    pub(super) async fn dialing(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.dialing.lock().await
+    }
+
+    /// Begins HTTP/2 on a fresh connection, and makes sure that the upstream speaks it: by a ping, whose answer comes
+    /// behind the upstream's settings. No request exists yet.
+    pub(super) async fn begin(&self, wire: Wire) -> Result<Stream, h2::Error> {
+        let (sender, mut connection) = h2::client::Builder::new()
+            .enable_push(false)
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(MAX_HEAD)
+            .handshake(wire)
+            .await?;
+        let mut pings = connection.ping_pong().expect("nobody has taken it before");
+        tokio::select! {
+            biased;
+            ended = &mut connection => {
+                ended?;
+                return Err(Reason::NO_ERROR.into());
+            }
+            pong = pings.ping(Ping::opaque()) => {
+                pong?;
+            }
+        }
+        let usage = Arc::new(Usage {
+            streams: AtomicUsize::default(),
+            since: Mutex::new(Instant::now()),
+            over: AtomicBool::default(),
+        });
+        let session = Session { sender, usage: usage.clone() };
+        let idle = self.idle_timeout;
+        tokio::spawn(async move {
+            tokio::select! {
+                ended = connection => if let Err(error) = ended {
+                    tracing::debug!(error = &error as &dyn std::error::Error, "an HTTP/2 connection failed");
+                },
+                () = watch(&mut pings, &usage, idle) => {}
+            }
+            usage.over.store(true, Ordering::Relaxed);
+        });
+        let stream = Stream::of(&session);
+        // In front: what is fresh is the likeliest to be alive.
+        self.lock().insert(0, session);
+        Ok(stream)
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Vec<Session>> {
+        // No code that holds it can leave it half changed.
+        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Returns when the connection has been unused for too long, or its upstream does not answer.
+async fn watch(pings: &mut PingPong, usage: &Usage, idle: Duration) {
+    loop {
+        match usage.idle_until(idle) {
+            Some(end) if end <= Instant::now() => {
+                usage.over.store(true, Ordering::Relaxed);
+                return;
+            }
+            Some(end) => sleep_until(end).await,
+            None => {
+                sleep_until(Instant::now() + PING_EVERY.min(idle)).await;
+                if !matches!(timeout(PING_ANSWER, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+                    return;
+                }
+            }
+        }
+    }
+}
+
+impl Stream {
+    /// Sends one request and waits for the head of its response.
+    pub(super) async fn send(
+        mut self,
+        request: Request<RequestBody>,
+        upstream: &config::Upstream,
+    ) -> Result<(http::response::Parts, StreamBody), SendError> {
+        if let Err(source) = poll_fn(|cx| self.session.sender.poll_ready(cx)).await {
+            self.session.usage.over.store(true, Ordering::Relaxed);
+            return Err(SendError::NotSent { request: Some(Box::new(request)), source: source.into() });
+        }
+        let (head, body) = request.into_parts();
+        let head = Request::from_parts(translated(head, upstream), ());
+        let sent = self.session.sender.send_request(head, body.is_end_stream());
+        // What it refuses here, it has not begun to write.
+        let (response, sender) = sent.map_err(|source| SendError::NotSent { request: None, source: source.into() })?;
+        let upload = upload(sender, body);
+        match response.await {
+            Ok(response) => {
+                let (head, incoming) = response.into_parts();
+                Ok((head, StreamBody::new(incoming, upload, self)))
+            }
+            Err(error) if error.is_remote() && error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM) => {
+                Err(SendError::NotSent { request: None, source: error.into() })
+            }
+            Err(error) => {
+                if !error.is_reset() {
+                    self.session.usage.over.store(true, Ordering::Relaxed);
+                }
+                Err(SendError::MayHaveRun { source: error.into() })
+            }
+        }
+    }
+}
+
+/// The head as HTTP/2 says it: the target with scheme and authority, without the fields of an HTTP/1.1 connection (RFC
+/// 9113 section 8.2.2).
+fn translated(mut head: http::request::Parts, upstream: &config::Upstream) -> http::request::Parts {
+    let host = head.headers.remove(HOST);
+    let authority = host
+        .and_then(|host| Authority::try_from(host.as_bytes()).ok())
+        .or_else(|| Authority::try_from(upstream.authority()).ok());
+    let mut target = head.uri.into_parts();
+    target.scheme = Some(if upstream.tls { Scheme::HTTPS } else { Scheme::HTTP });
+    target.authority = authority;
+    head.uri = Uri::from_parts(target).unwrap_or_default();
+    for name in [CONNECTION, UPGRADE, TRANSFER_ENCODING] {
+        head.headers.remove(name);
+    }
+    head.version = Version::HTTP_2;
+    head
+}
+
+/// The task that sends a body; ended with its request.
+#[derive(Debug)]
+struct Upload(JoinHandle<()>);
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// Sends the body: at once if it is there, else as a task. Ended early, it resets the stream.
+fn upload(mut sender: SendStream<Bytes>, body: RequestBody) -> Option<Upload> {
+    if body.is_end_stream() {
+        return None;
+    }
+    if let RequestBody::Full(body) = body {
+        let data = body.into_inner().unwrap_or_default();
+        // An error is the stream's, and its response has it too.
+        let _ = sender.send_data(data, true);
+        return None;
+    }
+    Some(Upload(tokio::spawn(async move {
+        if pour(&mut sender, body).await.is_err() {
+            sender.send_reset(Reason::CANCEL);
+        }
+    })))
+}
+
+async fn pour(sender: &mut SendStream<Bytes>, mut body: RequestBody) -> Result<(), BoxError> {
+    while let Some(frame) = body.frame().await {
+        match frame?.into_data() {
+            Ok(mut data) => {
+                while !data.is_empty() {
+                    sender.reserve_capacity(data.len());
+                    let room =
+                        poll_fn(|cx| sender.poll_capacity(cx)).await.ok_or(h2::Error::from(Reason::CANCEL))??;
+                    sender.send_data(data.split_to(room.min(data.len())), false)?;
+                }
+            }
+            Err(frame) => {
+                if let Ok(trailers) = frame.into_trailers() {
+                    return Ok(sender.send_trailers(trailers)?);
+                }
+            }
+        }
+    }
+    Ok(sender.send_data(Bytes::new(), true)?)
+}
+
+/// The body of a response on a stream. It ends properly with the upstream's END_STREAM alone.
+#[derive(Debug)]
+pub(super) struct StreamBody {
+    incoming: RecvStream,
+    /// Until the end.
+    rest: Option<(Option<Upload>, Stream)>,
+    /// What is still to come, where that was said.
+    left: Option<u64>,
+}
+
+impl StreamBody {
+    fn new(incoming: RecvStream, upload: Option<Upload>, stream: Stream) -> StreamBody {
+        StreamBody { incoming, rest: Some((upload, stream)), left: None }
+    }
+
+    /// Notes the length that the head declares, and whether it is the whole response.
+    pub(super) fn declared(mut self, headers: &HeaderMap, has_body: bool) -> StreamBody {
+        let length = headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        self.left = if has_body { length } else { Some(0) };
+        // `is_end_stream` of the stream itself is true for one that was reset, too.
+        let mut cx = Context::from_waker(Waker::noop());
+        if self.incoming.is_end_stream()
+            && matches!(self.incoming.poll_data(&mut cx), Poll::Ready(None))
+            && matches!(self.incoming.poll_trailers(&mut cx), Poll::Ready(Ok(None)))
+        {
+            self.rest = None;
+        }
+        self
+    }
+}
+
+impl Body for StreamBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if self.rest.is_none() {
+            return Poll::Ready(None);
+        }
+        let failed = |source: h2::Error| Poll::Ready(Some(Err(BodyError::new(source))));
+        match ready!(self.incoming.poll_data(cx)) {
+            Some(Ok(data)) => {
+                // The window's share is given back once the bytes have left for the client or the record.
+                let _ = self.incoming.flow_control().release_capacity(data.len());
+                self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+            Some(Err(error)) => {
+                self.rest = None;
+                return failed(error);
+            }
+            None => {}
+        }
+        match ready!(self.incoming.poll_trailers(cx)) {
+            Ok(trailers) => {
+                self.rest = None;
+                Poll::Ready(trailers.map(|trailers| Ok(Frame::trailers(trailers))))
+            }
+            Err(error) => {
+                self.rest = None;
+                failed(error)
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.rest.is_none()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match (self.left, self.rest.is_some()) {
+            (_, false) => SizeHint::with_exact(0),
+            (Some(left), true) => SizeHint::with_exact(left),
+            (None, true) => SizeHint::default(),
+        }
+    }
+}
