@@ -69,9 +69,9 @@ impl fmt::Display for Allowed {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(if self.below { "*." } else { "" })?;
         if self.host.contains(':') {
-            write!(f, "[{}]", self.host)?
+            write!(f, "[{}]", self.host)?;
         } else {
-            f.write_str(&self.host)?
+            f.write_str(&self.host)?;
         }
         self.port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }

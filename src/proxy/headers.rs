@@ -344,10 +344,13 @@ mod tests {
     use super::*;
 
     fn forwarded(received: &[(&'static str, &'static str)], ip: &str) -> Vec<(String, String)> {
-        let received: HeaderMap =
-            received.iter().map(|(k, v)| (HeaderName::from_static(k), HeaderValue::from_static(v))).collect();
+        let mut request = http::Request::builder().header(HOST, "a.example");
+        for (name, value) in received {
+            request = request.header(*name, *value);
+        }
+        let (head, ()) = request.body(()).unwrap().into_parts();
         let mut fields = HeaderMap::new();
-        append_forwarded(&mut fields, &received, Some(&HeaderValue::from_static("a.example")), ip.parse().unwrap());
+        append_forwarded(&mut fields, &head, SocketAddr::new(ip.parse().unwrap(), 1), &[]);
         fields.iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap().to_owned())).collect()
     }
 

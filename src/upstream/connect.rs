@@ -142,14 +142,14 @@ impl Dialer {
         Ok(Dialer { upstream: upstream.clone(), tls, timeout })
     }
 
+    pub(super) fn upstream(&self) -> &config::Upstream {
+        &self.upstream
+    }
+
     /// The same for another host.
     pub(super) fn towards(&self, upstream: &config::Upstream) -> Result<Dialer, TlsSetupError> {
         let tls = self.tls.as_ref().map(|tls| tls.towards(upstream)).transpose()?;
         Ok(Dialer { upstream: upstream.clone(), tls, timeout: self.timeout })
-    }
-
-    pub(super) fn upstream(&self) -> &config::Upstream {
-        &self.upstream
     }
 
     /// A connection of HTTP/1.1.
