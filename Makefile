@@ -27,7 +27,7 @@ test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .
 
 bench: build ## onceproxy beside nginx, HAProxy and a hand-written layer, on this machine (ARGS=--long for growth tables).
 	./scripts/install-bench-packages
-	python3 benches/run.py target/release/onceproxy $(ARGS)
+	python3 benches/run.py $${CARGO_TARGET_DIR:-target}/release/onceproxy $(ARGS)
 
 test-celery: deps ## A Celery worker that is killed and cut off, with the proxy and without; the guides; makes .venv with Celery.
 	./scripts/install-celery

@@ -72,7 +72,7 @@ async def _join(proxy, gate, callers):
     for _, writer in streams:
         writer.write(request)
     # All requests are there once each is counted: the first is in flight, the others wait.
-    while await asyncio.to_thread(_waiting, proxy.admin_port) < callers - 1:
+    while await asyncio.to_thread(gauge, proxy, "onceproxy_waiting") < callers - 1:
         await asyncio.sleep(0.01)
     waiting = proxy.resident_mib()
     opened = clock()
@@ -86,12 +86,13 @@ async def _join(proxy, gate, callers):
     return {"memory": waiting - idle, "answered": took, "processor": spent * 1e6 / callers}
 
 
-def _waiting(admin_port):
-    client = http.client.HTTPConnection("127.0.0.1", admin_port)
+def gauge(proxy, name):
+    """What a gauge of this proxy shows now, all routes together."""
+    client = http.client.HTTPConnection("127.0.0.1", proxy.admin_port)
     client.request("GET", "/metrics")
     text = client.getresponse().read().decode()
     client.close()
-    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith("onceproxy_waiting{"))
+    return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name + "{"))
 
 
 class Gate:

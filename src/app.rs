@@ -16,8 +16,8 @@ use self::reload::Reloader;
 use crate::admin::{self, AdminState};
 use crate::config::{self, Config, Loaded, Sources};
 use crate::metrics::Metrics;
-use crate::proxy::{Proxy, Shared};
-use crate::server::{self, BindError, Inbox, Listener};
+use crate::proxy::{self, Proxy, Shared};
+use crate::server::{self, BindError, CertificateError, Door, Inbox, Listener};
 use crate::shutdown::{Ready, Signal, TaskGuard, Tasks};
 use crate::store::{self, OpenError, Opened};
 use crate::telemetry::{self, LevelHandle};
@@ -37,6 +37,9 @@ pub enum RunError {
     /// A listener's address cannot be had.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The proxy's certificate cannot be used.
+    #[error("cannot speak TLS")]
+    Certificate(#[from] CertificateError),
     /// The store's settings can never work.
     #[error("cannot open the store")]
     Store(#[from] OpenError),
@@ -61,7 +64,7 @@ pub enum RunError {
 impl RunError {
     /// Whether other settings would mend it.
     pub fn is_wrong_settings(&self) -> bool {
-        matches!(self, RunError::Store(_) | RunError::Upstream { .. })
+        matches!(self, RunError::Store(_) | RunError::Certificate(_) | RunError::Upstream { .. })
     }
 }
 
@@ -97,7 +100,8 @@ struct App {
     ready: Ready,
     shared: Shared,
     store: Opened,
-    listener: Listener,
+    doors: Vec<Door>,
+    tls: Option<server::Tls>,
     admin: Option<Listener>,
     cores: Vec<server::Core>,
     proxies: Vec<Proxy>,
@@ -119,9 +123,11 @@ struct Signals {
 impl App {
     /// Binds, opens and prepares everything that can fail, and starts the cores.
     fn start(config: Config) -> Result<App, RunError> {
-        let listener = server::bind(config.listen)?;
-        let admin = config.admin.listen.map(server::bind).transpose()?;
         let metrics = Metrics::new();
+        let tls = config.tls.as_ref().map(|files| server::Tls::load(files, metrics.listeners().clone())).transpose()?;
+        let doors = config.listen.iter().map(|listen| Door::open(listen, tls.as_ref(), config.h2c));
+        let doors = doors.collect::<Result<_, _>>()?;
+        let admin = config.admin.listen.map(server::bind).transpose()?;
         let store = store::open(&config.store, &metrics)?;
         let shared = Shared::new(&config.limits, &metrics);
         let signals = Signals::default();
@@ -130,7 +136,8 @@ impl App {
             ready: Ready::default(),
             shared,
             store,
-            listener,
+            doors,
+            tls,
             admin,
             cores: Vec::new(),
             proxies: Vec::new(),
@@ -165,16 +172,19 @@ impl App {
     }
 
     async fn run(self, loaded: Loaded, sources: Sources, level: LevelHandle) -> Result<(), RunError> {
-        let App { config, metrics, ready, shared, store, listener, admin, cores, proxies, threads, signals } = self;
+        let App { config, metrics, ready, shared, store, doors, tls, admin, cores, proxies, threads, signals } = self;
         let mut reloader = Reloader::new(sources, &loaded, proxies, level.clone(), metrics.clone())?;
         let mut told = Told::listen()?;
         let Opened { store, background } = store;
         let mut parts = JoinSet::new();
         parts.spawn(background);
+        if let Some(tls) = tls {
+            parts.spawn(tls.watch());
+        }
         let admin_stop = Signal::new();
         let mut admin_part = JoinSet::new();
         if let Some(admin) = admin {
-            announce("admin", &admin);
+            tracing::info!(listener = "admin", address = %admin.address(), "listening");
             let state = AdminState {
                 store: store.clone(),
                 metrics: metrics.clone(),
@@ -186,9 +196,11 @@ impl App {
             let socket = admin.into_tokio().map_err(system("the admin listener"))?;
             admin_part.spawn(admin::serve(socket, admin::router(state), admin_stop.clone()));
         }
-        announce("proxy", &listener);
+        for door in &doors {
+            tracing::info!(listener = "proxy", address = %door, tls = door.is_secured(), "listening");
+        }
         ready.set(true);
-        let accepting = server::accept(listener, cores, &config.limits, &signals.stop, &metrics);
+        let accepting = server::accept(doors, cores, &config.limits, &signals.stop, &metrics);
         let stopping = async {
             tokio::select! {
                 () = told.stop() => {}
@@ -220,7 +232,10 @@ impl App {
 }
 
 async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {
-    let service = move |request, peer: server::Peer| proxy.handle(request, peer.remote);
+    let service = move |request, peer: server::Peer| {
+        let peer = proxy::Peer { ip: peer.remote.map(|remote| remote.ip()), tls: peer.tls };
+        proxy.handle(request, peer)
+    };
     tokio::select! {
         () = server::serve(inbox, service, &limits, &signals.stop) => {}
         () = signals.end.given() => {}
@@ -249,10 +264,6 @@ async fn drain(config: &Config, shared: &Shared, signals: &Signals, told: &mut T
     }
     // Their callers get the news if they read it now.
     let _ = timeout(LAST_WORDS, signals.serving.finished()).await;
-}
-
-fn announce(listener: &'static str, socket: &Listener) {
-    tracing::info!(listener, address = %socket.address(), "listening");
 }
 
 /// The signals by which a process is told to stop.

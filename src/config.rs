@@ -4,6 +4,7 @@
 //! reports every mistake at once. One struct a section; each field says what it means, its unit and its default.
 
 use std::borrow::Cow;
+use std::fmt;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -45,8 +46,12 @@ pub use store::StoreConfig;
 /// Everything that was set.
 #[derive(Clone, Debug)]
 pub struct Config {
-    /// Where clients connect. Default `127.0.0.1:8080`; port 0 takes a free one.
-    pub listen: SocketAddr,
+    /// Where clients connect: at least one place, none twice. Default `127.0.0.1:8080`.
+    pub listen: Vec<Listen>,
+    /// How the addresses of `listen` speak TLS; `None` when they do not. Default none.
+    pub tls: Option<Tls>,
+    /// Whether connections without TLS may begin in HTTP/2 (prior knowledge). Default false.
+    pub h2c: bool,
     /// How long a stop waits for running attempts before each is doubted as `drained`, or released. Default 25 s.
     pub drain_timeout: Duration,
     /// How long a stop goes on accepting after `/readyz` turned false. Default 0.
@@ -67,11 +72,63 @@ pub struct Config {
     pub routes: Vec<Arc<Route>>,
 }
 
+/// A place where clients connect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Listen {
+    /// An address of the network.
+    Tcp {
+        /// Port 0 takes a free one.
+        address: SocketAddr,
+        /// Written as `http://ADDRESS`: without TLS, whatever `[tls]` says.
+        plain: bool,
+    },
+    /// A Unix socket at this path, written as `unix:PATH`; never with TLS.
+    Unix(PathBuf),
+}
+
+impl Listen {
+    /// The address, if it is one of the network.
+    pub fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Listen::Tcp { address, .. } => Some(*address),
+            Listen::Unix(_) => None,
+        }
+    }
+
+    /// Whether it speaks TLS where certificates are set.
+    pub fn is_secured(&self) -> bool {
+        matches!(self, Listen::Tcp { plain: false, .. })
+    }
+}
+
+impl fmt::Display for Listen {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Listen::Tcp { address, plain: false } => write!(f, "{address}"),
+            Listen::Tcp { address, plain: true } => write!(f, "http://{address}"),
+            Listen::Unix(path) => write!(f, "unix:{}", path.display()),
+        }
+    }
+}
+
+/// The proxy's own certificate, and whether clients need one. The files are read again when they change.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Tls {
+    /// PEM: the certificate and those that lead from it to an authority.
+    pub cert_file: PathBuf,
+    /// PEM: its key.
+    pub key_file: PathBuf,
+    /// PEM: authorities, one of which must have signed a client's certificate; `None` asks clients for none. Default none.
+    pub client_ca_file: Option<PathBuf>,
+}
+
 /// Bounds on what one process holds at a time.
 #[derive(Clone, Debug)]
 pub struct Limits {
     /// Client connections; further ones wait in the listener's backlog. Default 16384.
     pub connections: usize,
+    /// Requests at a time on one HTTP/2 connection; further ones wait for the client to hold them back. Default 100.
+    pub streams: usize,
     /// Attempts and plain requests that are being forwarded. Over it: 503 `overloaded`. Default 4096.
     pub in_flight: usize,
     /// Duplicates that wait for a running attempt. Over it: 503 `overloaded`. Default 16384.

@@ -204,12 +204,27 @@ pub struct Metrics {
     records_open: Family<StateLabel, Gauge>,
     store_seconds: HistogramFamily<OperationLabel>,
     store_errors: Family<OperationKindLabels, Counter>,
-    connections: Gauge,
+    listeners: ListenerMetrics,
     buffered_bytes: Gauge,
     ready: Gauge,
     build: Family<VersionLabel, Gauge>,
     config_reloads: Family<ReloadLabel, Counter>,
     config_last_reload_successful: Gauge,
+}
+
+/// What is counted where clients connect. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct ListenerMetrics {
+    /// Connections that are open.
+    pub connections: Gauge,
+    /// TLS handshakes that failed or took too long.
+    pub handshake_failures: Counter,
+    /// Connections closed because of what their clients did with HTTP/2.
+    pub abused: Counter,
+    /// Times that changed certificate files were taken.
+    pub certificate_reloads: Counter,
+    /// Times that changed certificate files could not be used.
+    pub certificate_reload_failures: Counter,
 }
 
 impl Metrics {
@@ -235,7 +250,7 @@ impl Metrics {
             records_open: Family::default(),
             store_seconds: Family::new_with_constructor(seconds),
             store_errors: Family::default(),
-            connections: Gauge::default(),
+            listeners: ListenerMetrics::default(),
             buffered_bytes: Gauge::default(),
             ready: Gauge::default(),
             build: Family::default(),
@@ -314,7 +329,28 @@ impl Metrics {
         r.register("records_open", "Open records in the store, by state", self.records_open.clone());
         r.register_with_unit("store", "Time of a store operation", Unit::Seconds, self.store_seconds.clone());
         r.register("store_errors", "Store operations that failed, by kind", self.store_errors.clone());
-        r.register("connections", "Client connections that are open now", self.connections.clone());
+        let listeners = &self.listeners;
+        r.register("connections", "Client connections that are open now", listeners.connections.clone());
+        r.register(
+            "tls_handshake_failures",
+            "Client connections on which the TLS handshake failed or took too long",
+            listeners.handshake_failures.clone(),
+        );
+        r.register(
+            "http2_abused_connections",
+            "Client connections closed because of what their clients did with HTTP/2",
+            listeners.abused.clone(),
+        );
+        r.register(
+            "certificate_reloads",
+            "Times that changed certificate files were taken",
+            listeners.certificate_reloads.clone(),
+        );
+        r.register(
+            "certificate_reload_failures",
+            "Times that changed certificate files could not be used, and the old ones stayed",
+            listeners.certificate_reload_failures.clone(),
+        );
         r.register("buffered_bytes", "Bytes of request and response bodies held now", self.buffered_bytes.clone());
         r.register("ready", "Whether the process wants traffic and its store keeps the promise", self.ready.clone());
         r.register("build_info", "Always 1; which version this is", self.build.clone());
@@ -395,9 +431,9 @@ impl Metrics {
         self.config_last_reload_successful.set(i64::from(result == Reload::Success));
     }
 
-    /// Client connections that are open now.
-    pub fn connections(&self) -> &Gauge {
-        &self.connections
+    /// What is counted where clients connect.
+    pub fn listeners(&self) -> &ListenerMetrics {
+        &self.listeners
     }
 
     /// Bytes of bodies that are held now.

@@ -3,7 +3,6 @@
 //! [`Proxy::steps`] is that life on one screen; each step is a file of its name. From the claim on, the work runs in a
 //! counted task that a disconnecting client cannot cancel ([`Attempt::run`]); the client only listens to it.
 
-use std::net::SocketAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -44,6 +43,8 @@ use self::claim::{Claimed, Looked};
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
 use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
+pub use self::headers::Peer;
+
 use self::forward::{Caller, Delivery, Outcome, Outgoing};
 use self::join::Joined;
 use self::key::{Found, Identity, Key, KeyFault};
@@ -169,7 +170,7 @@ impl Proxy {
     }
 
     /// Answers one request, under the settings as they are now.
-    pub fn handle(&self, request: Request<Incoming>, peer: SocketAddr) -> impl Future<Output = Response<Body>> + use<> {
+    pub fn handle(&self, request: Request<Incoming>, peer: Peer) -> impl Future<Output = Response<Body>> + use<> {
         // Not a mere borrow: few of those are free of locks at a time, and this one lasts as long as the request.
         self.0.load_full().handle(request, peer)
     }
@@ -227,7 +228,7 @@ impl Core {
         }
     }
 
-    async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: SocketAddr) -> Response<Body> {
+    async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
         let (mut head, body) = request.into_parts();
         let route = match self.routes.find(&head) {
@@ -267,7 +268,7 @@ impl Core {
         route: &Arc<Route>,
         head: &mut request::Parts,
         body: Incoming,
-        peer: SocketAddr,
+        peer: Peer,
     ) -> Result<Answer, Problem> {
         let found = match key_from_head(route, head) {
             Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer).await,
@@ -394,13 +395,7 @@ impl Core {
     }
 
     /// Passes a request through without protection.
-    async fn pass(
-        &self,
-        route: &Route,
-        head: &request::Parts,
-        body: Plain,
-        peer: SocketAddr,
-    ) -> Result<Answer, Problem> {
+    async fn pass(&self, route: &Route, head: &request::Parts, body: Plain, peer: Peer) -> Result<Answer, Problem> {
         let in_flight = match self.in_flight(route) {
             Ok(in_flight) => in_flight,
             Err(problem) => {
@@ -436,7 +431,7 @@ impl std::fmt::Debug for Proxy {
 struct Keyed<'a> {
     route: &'a Arc<Route>,
     head: &'a mut request::Parts,
-    peer: SocketAddr,
+    peer: Peer,
     /// How long the client wants to wait as a duplicate, if that is less than the route would let it.
     preferred_wait: Option<Duration>,
     /// Gone once the request can only join.

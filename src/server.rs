@@ -3,7 +3,7 @@
 //!
 //! One acceptor ([`accept`]) gives each connection to the core with the fewest; each core is a thread that runs
 //! [`serve`] on a runtime of its own, and a request never leaves it. What a request means is left to the service:
-//! nothing here knows of keys or records.
+//! nothing here knows of keys or records, and the service need not know which version of HTTP a request came by.
 
 use std::convert::Infallible;
 use std::future::{Future, poll_fn};
@@ -19,6 +19,7 @@ use hyper::server::conn::http1;
 use hyper::service::{HttpService, service_fn};
 use hyper_util::rt::TokioIo;
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use crate::config::Limits;
 use crate::shutdown::{Signal, Tasks, spawn_counted};
@@ -28,31 +29,43 @@ mod core;
 mod drain;
 mod exchange;
 mod fault;
+mod flow;
 mod framing;
+mod greet;
 mod head;
+mod http2;
 mod listener;
+mod socket;
+mod streams;
+mod tls;
+mod unix;
 mod wire;
 
 #[cfg(test)]
 mod tests;
 
 pub use self::core::{Core, Inbox, core};
-pub use listener::{BindError, Listener, accept, bind};
+pub use listener::{BindError, Door, Listener, accept, bind};
+pub use tls::{CertificateError, Tls};
 
-use self::core::Accepted;
+use self::core::{Accepted, Caller, Seat};
 use answer::Answer;
 use drain::Drain;
 use exchange::{Exchange, Turn};
 use fault::HeadFault;
+use greet::{GreetError, Greeting, Version};
+use socket::Socket;
 use wire::Wire;
 
 /// The two ends of the connection that a request came by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
-    /// The client's address.
-    pub remote: SocketAddr,
-    /// The address that it connected to.
-    pub local: SocketAddr,
+    /// The client's address; `None` on a Unix socket.
+    pub remote: Option<SocketAddr>,
+    /// The address that it connected to; `None` on a Unix socket.
+    pub local: Option<SocketAddr>,
+    /// Whether they speak TLS.
+    pub tls: bool,
 }
 
 /// What a body's error has to become so that hyper can report it.
@@ -61,7 +74,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Serves the connections that arrive in the inbox, each as a task of the current runtime, until the acceptor is gone
 /// and the last connection is closed. Dropping the future leaves its connections running; they end with the runtime.
 ///
-/// The service is called once for each request whose head is sound; others get 400 and their connection is closed.
+/// Each connection is greeted as its door says, within `header_timeout`. The service is called once for each request whose head is sound; others get 400 and their connection is closed.
 /// When `stop` is given, connections between two requests close at once, running requests get their answers with
 /// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
 /// the caller's, who may drop the future. A service that panics costs its connection, nothing else.
@@ -78,16 +91,22 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let http = protocol(limits);
-    let drain = Arc::new(Drain::default());
     let tasks = Tasks::default();
+    let house = Arc::new(House {
+        http1: protocol(limits),
+        http2: http2::protocol(limits, &tasks),
+        service,
+        limits: limits.clone(),
+        drain: Arc::default(),
+    });
+    let drain = house.drain.clone();
     let mut stopped = pin!(stop.given());
     loop {
         tokio::select! {
             biased;
             () = &mut stopped, if !drain.has_begun() => drain.begin(),
             accepted = inbox.next() => match accepted {
-                Some(accepted) => spawn(accepted, &http, service.clone(), limits, &drain, &tasks),
+                Some(accepted) => spawn(accepted, &house, &tasks),
                 None => break,
             },
         }
@@ -110,33 +129,124 @@ fn protocol(limits: &Limits) -> http1::Builder {
     http
 }
 
-/// Runs one connection as a counted task.
-fn spawn<S, F, B>(
-    accepted: Accepted,
-    http: &http1::Builder,
+/// What the connections of a core have in common.
+struct House<S> {
+    http1: http1::Builder,
+    http2: hyper::server::conn::http2::Builder<http2::Spawner>,
     service: S,
-    limits: &Limits,
-    drain: &Arc<Drain>,
-    tasks: &Tasks,
-) where
-    S: Fn(Request<Incoming>, Peer) -> F + Send + Sync + 'static,
+    limits: Limits,
+    drain: Arc<Drain>,
+}
+
+/// Runs one connection as a counted task.
+fn spawn<S, F, B>(accepted: Accepted, house: &Arc<House<S>>, tasks: &Tasks)
+where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let Accepted { stream, remote, seat } = accepted;
-    let opened = stream.local_addr().and_then(|local| Ok((TcpStream::from_std(stream)?, local)));
-    let (stream, local) = match opened {
-        Ok(opened) => opened,
-        Err(error) => {
-            tracing::debug!(%remote, %error, "a connection broke before it was served");
-            return;
+    let Accepted { from, greeting, at, seat } = accepted;
+    // A plain connection has a task without room for what only the others need.
+    match (from, greeting) {
+        (Caller::Tcp(stream, remote), greeting) => {
+            let opened = stream.local_addr().and_then(|local| Ok((TcpStream::from_std(stream)?, local)));
+            let Some((stream, local)) = opened.map_err(|error| broke(Some(remote), &error)).ok() else { return };
+            let peer = |tls| Peer { remote: Some(remote), local: Some(local), tls };
+            match greeting {
+                Greeting::Plain => spawn_http1(stream.into(), at, peer(false), house, seat, tasks),
+                Greeting::Sniff => spawn_greeted(greet::sniff(stream.into()), at, peer(false), house, seat, tasks),
+                Greeting::Tls(tls) => {
+                    let shaking = async move { greet::shake_hands(stream, &tls).await };
+                    spawn_greeted(shaking, at, peer(true), house, seat, tasks);
+                }
+            }
         }
-    };
-    let peer = Peer { remote, local };
-    let exchange = Arc::new(Exchange::new(drain.clone(), seat));
-    let wire = Wire::new(stream, limits, exchange.clone());
-    let shared = exchange.clone();
+        (Caller::Unix(stream), greeting) => {
+            let opened = tokio::net::UnixStream::from_std(stream);
+            let Some(stream) = opened.map_err(|error| broke(None, &error)).ok() else { return };
+            let peer = Peer { remote: None, local: None, tls: false };
+            match greeting {
+                Greeting::Plain | Greeting::Tls(_) => spawn_http1(stream.into(), at, peer, house, seat, tasks),
+                Greeting::Sniff => spawn_greeted(greet::sniff(stream.into()), at, peer, house, seat, tasks),
+            }
+        }
+    }
+}
+
+fn broke(remote: Option<SocketAddr>, error: &std::io::Error) {
+    tracing::debug!(?remote, %error, "a connection broke before it was served");
+}
+
+/// Runs a connection that speaks HTTP/1.
+fn spawn_http1<S, F, B>(socket: Socket, at: Instant, peer: Peer, house: &Arc<House<S>>, seat: Seat, tasks: &Tasks)
+where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    let running = serve_http1(socket, at, peer, house, seat);
+    spawn_counted(tasks, running);
+}
+
+/// Runs a connection that has to say first what it speaks.
+fn spawn_greeted<S, F, B>(
+    greeting: impl Future<Output = Result<(Socket, Version), GreetError>> + Send + 'static,
+    at: Instant,
+    peer: Peer,
+    house: &Arc<House<S>>,
+    seat: Seat,
+    tasks: &Tasks,
+) where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    let house = house.clone();
+    spawn_counted(tasks, async move {
+        let limits = &house.limits;
+        match Box::pin(greet::in_time(limits.header_timeout, &house.drain, greeting)).await {
+            Ok((socket, Version::One)) => serve_http1(socket, at, peer, &house, seat).await,
+            Ok((socket, Version::Two)) => {
+                let service = house.service.clone();
+                let served = http2::serve(socket, at, &house.http2, service, peer, limits, &house.drain);
+                if let Err(error) = Box::pin(served).await {
+                    if error.is_abuse() {
+                        seat.is_abused();
+                    }
+                    tracing::debug!(remote = ?peer.remote, %error, "a connection ended early");
+                }
+            }
+            Err(error) => {
+                if peer.tls {
+                    seat.has_failed();
+                }
+                let source = std::error::Error::source(&error);
+                tracing::debug!(remote = ?peer.remote, %error, source, "a connection was not served");
+            }
+        }
+    });
+}
+
+/// Serves a connection that speaks HTTP/1 to its end.
+fn serve_http1<S, F, B>(
+    socket: Socket,
+    at: Instant,
+    peer: Peer,
+    house: &House<S>,
+    seat: Seat,
+) -> impl Future<Output = ()> + Send + use<S, F, B>
+where
+    S: Fn(Request<Incoming>, Peer) -> F + Clone + Send + Sync + 'static,
+    F: Future<Output = Response<B>> + Send + 'static,
+    B: Body<Data = Bytes> + Send + Unpin + 'static,
+    B::Error: Into<BoxError>,
+{
+    let exchange = Arc::new(Exchange::new(house.drain.clone(), seat));
+    let wire = Wire::new(socket, at, &house.limits, exchange.clone());
+    let (shared, service) = (exchange.clone(), house.service.clone());
     let answering = service_fn(move |request| {
         let turn = exchange.begin();
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
@@ -144,12 +254,12 @@ fn spawn<S, F, B>(
         let called = verdict.map(|()| Box::pin(service(request, peer)));
         answer(called, turn, peer)
     });
-    let connection = Box::pin(http.serve_connection(TokioIo::new(wire), answering).with_upgrades());
-    spawn_counted(tasks, async move {
+    let connection = Box::pin(house.http1.serve_connection(TokioIo::new(wire), answering).with_upgrades());
+    async move {
         if let Err(error) = drive(connection, &shared).await {
-            tracing::debug!(%remote, %error, "a connection ended early");
+            tracing::debug!(remote = ?peer.remote, %error, "a connection ended early");
         }
-    });
+    }
 }
 
 /// Waits for the service's answer, or refuses the request.
@@ -164,7 +274,7 @@ where
     let answered = match called {
         Ok(running) => Ok(running.await),
         Err(fault) => {
-            tracing::debug!(remote = %peer.remote, %fault, "a request was refused by its head");
+            tracing::debug!(remote = ?peer.remote, %fault, "a request was refused by its head");
             Err(fault)
         }
     };

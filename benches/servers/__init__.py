@@ -97,8 +97,10 @@ def nginx(name, folder, http, modules="", worker_processes=None):
     temp = "\n".join(
         f"    {kind}_temp_path {home}/tmp/{kind};" for kind in ["client_body", "proxy", "fastcgi", "uwsgi", "scgi"]
     )
+    # As root its workers would change to a user who may not read this folder.
+    user = "user root;" if os.geteuid() == 0 else ""
     (home / "nginx.conf").write_text(
-        f"""{modules}
+        f"""{modules}{user}
 worker_processes {worker_processes or workers()};
 daemon off;
 pid {home}/nginx.pid;

@@ -6,11 +6,40 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
 use super::mistakes::{Wrong, wrong};
-use super::{HttpProxy, Upstream};
+use super::{HttpProxy, Listen, Upstream};
+
+/// Parses a place where clients connect: an address, one with `http://` in front, or `unix:PATH`.
+pub(super) fn listen(text: &str) -> Result<Listen, Wrong> {
+    if let Some(path) = text.strip_prefix("unix:") {
+        return unix_socket(path);
+    }
+    match text.split_once("://") {
+        Some(("http", rest)) => address(rest.trim_end_matches('/')).map(|address| Listen::Tcp { address, plain: true }),
+        Some(("https", _)) => Err(wrong(
+            format!("{text:?} has a scheme that is not needed"),
+            "write the address alone and the certificate under [tls]; every address without http:// then speaks TLS",
+        )),
+        _ => address(text).map(|address| Listen::Tcp { address, plain: false }),
+    }
+}
+
+/// What the address of a Unix socket has room for.
+const LONGEST_SOCKET_PATH: usize = 107;
+
+fn unix_socket(rest: &str) -> Result<Listen, Wrong> {
+    let path = rest.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(rest);
+    let right = "write the path of a socket, such as \"unix:/run/onceproxy/proxy.sock\"";
+    match path.len() {
+        0 => Err(wrong("the path of the Unix socket is missing", right)),
+        1..=LONGEST_SOCKET_PATH if !path.contains('\0') && !path.ends_with('/') => Ok(Listen::Unix(path.into())),
+        1..=LONGEST_SOCKET_PATH => Err(wrong(format!("{path:?} cannot be a Unix socket"), right)),
+        _ => Err(wrong("the path of the Unix socket is too long", format!("at most {LONGEST_SOCKET_PATH} bytes"))),
+    }
+}
 
 /// Parses an address to listen on. Only an IP address or `localhost` (which is 127.0.0.1) will do: a bare port would
 /// leave open whether the whole network is meant.
-pub(super) fn listen(text: &str) -> Result<SocketAddr, Wrong> {
+fn address(text: &str) -> Result<SocketAddr, Wrong> {
     if let Ok(address) = text.parse() {
         return Ok(address);
     }
@@ -33,7 +62,7 @@ pub(super) fn admin_listen(text: &str) -> Result<Option<SocketAddr>, Wrong> {
     if text == "off" {
         return Ok(None);
     }
-    listen(text).map(Some).map_err(|what| Wrong { right: format!("{}; or \"off\"", what.right), ..what })
+    address(text).map(Some).map_err(|what| Wrong { right: format!("{}; or \"off\"", what.right), ..what })
 }
 
 /// Stands for the host that each request names.
@@ -87,15 +116,13 @@ pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
 
 /// Parses the rest of `unix:/path`, or of `unix:///path`, which other programs write.
 fn unix(rest: &str) -> Result<Upstream, Wrong> {
-    /// What the address of a socket has room for.
-    const LONGEST: usize = 107;
     let path = rest.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(rest);
     let right = "write unix: and an absolute path, such as \"unix:/run/app.sock\"";
     if !path.starts_with('/') || path.ends_with('/') || path.bytes().any(|byte| byte.is_ascii_control()) {
         return Err(wrong("this is not the path of a socket", right));
     }
-    if path.len() > LONGEST {
-        return Err(wrong("the path is too long for a socket", format!("at most {LONGEST} bytes")));
+    if path.len() > LONGEST_SOCKET_PATH {
+        return Err(wrong("the path is too long for a socket", format!("at most {LONGEST_SOCKET_PATH} bytes")));
     }
     // Those are what `Host` says when the client's is not kept.
     Ok(Upstream { host: "localhost".to_owned(), port: 80, socket: Some(path.into()), ..Upstream::default() })

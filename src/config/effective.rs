@@ -21,10 +21,20 @@ use super::{Config, ForwardKey, Route, Upstream};
 /// The effective settings as TOML. It loads again to the same settings, except that secrets are masked.
 pub fn effective(config: &Config) -> String {
     let mut page = Page(String::new());
-    page.text("listen", config.listen);
+    match config.listen.as_slice() {
+        [one] => page.text("listen", one),
+        several => page.texts("listen", several),
+    }
+    page.value("h2c", config.h2c);
     page.duration("drain_timeout", config.drain_timeout);
     page.duration("drain_delay", config.drain_delay);
     page.number("threads", config.threads);
+    if let Some(tls) = &config.tls {
+        page.head("[tls]");
+        page.path("cert_file", Some(&tls.cert_file));
+        page.path("key_file", Some(&tls.key_file));
+        page.path("client_ca_file", tls.client_ca_file.as_deref());
+    }
     limits(&mut page, config);
     page.head("[log]");
     page.text("level", word(&LEVELS, &config.log.level));
@@ -48,6 +58,7 @@ fn limits(page: &mut Page, config: &Config) {
     let limits = &config.limits;
     page.head("[limits]");
     page.number("connections", limits.connections);
+    page.number("streams", limits.streams);
     page.number("in_flight", limits.in_flight);
     page.number("waiting", limits.waiting);
     page.size("buffered", limits.buffered);

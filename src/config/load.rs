@@ -15,7 +15,7 @@ use super::route::{self, Made};
 use super::sections::{self, Outer, Top};
 use super::store::StoreConfig;
 use super::tree::{File, Section};
-use super::{Admin, Config, Content, Egress, Limits, Route, Upstream, address, risks};
+use super::{Admin, Config, Content, Egress, Limits, Listen, Route, Upstream, address, risks};
 
 /// The settings that flags give, as they were typed.
 #[derive(Clone, Default)]
@@ -220,8 +220,9 @@ enum RoutesFrom {
 
 fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> Config {
     let flags = layers.flags;
-    let Top { listen, drain_timeout, drain_delay, threads } =
+    let Top { listen, h2c, drain_timeout, drain_delay, threads } =
         sections::top(root, &layers.outer("ONCEPROXY_LISTEN", "--listen", flags.listen.as_ref()));
+    let tls = sections::tls(root, &listen);
     let limits = sections::limits(root);
     let log = sections::log(root, &layers.outer("ONCEPROXY_LOG", "--log", None));
     let (admin, admin_at) = sections::admin(
@@ -235,24 +236,24 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
     let upstream = layers.outer("ONCEPROXY_UPSTREAM", "--upstream", flags.upstream.as_ref());
     let routes =
         routes(root, &upstream, from, &Around { listen: &listen, store: &store, limits: &limits, egress: &egress });
-    Config { listen: listen.value, drain_timeout, drain_delay, threads, limits, log, admin, egress, store, routes }
+    let listen = listen.into_iter().map(|located| located.value).collect();
+    Config { listen, tls, h2c, drain_timeout, drain_delay, threads, limits, log, admin, egress, store, routes }
 }
 
 /// Two listeners cannot share an address. Said where it was written, which may be either of the two.
-fn same_address(report: &Report, listen: &Located<SocketAddr>, admin: &Admin, admin_at: Origin) {
-    if admin.listen != Some(listen.value) || listen.value.port() == 0 {
-        return;
-    }
+fn same_address(report: &Report, listen: &[Located<Listen>], admin: &Admin, admin_at: Origin) {
+    let Some(address) = admin.listen.filter(|address| address.port() != 0) else { return };
+    let Some(listen) = listen.iter().find(|listen| listen.value.address() == Some(address)) else { return };
     let (at, key, other) = match admin_at {
         Origin::BuiltIn => (listen.at.clone(), "listen", "admin.listen"),
         at => (at, "admin.listen", "listen"),
     };
-    report.mistake(at, key, wrong(format!("{} is `{other}` too", listen.value), "give each a port of its own"));
+    report.mistake(at, key, wrong(format!("{address} is `{other}` too"), "give each a port of its own"));
 }
 
 /// What a route is checked against.
 struct Around<'a> {
-    listen: &'a Located<SocketAddr>,
+    listen: &'a [Located<Listen>],
     store: &'a StoreConfig,
     limits: &'a Limits,
     egress: &'a Arc<Egress>,
@@ -302,9 +303,10 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
     let made = route::read(&mut section, outer, around.egress);
     risks::of_route(&section, &made, around.store, around.limits);
     let Made { route, is_named, is_matchable, .. } = made;
-    let (listen, target) = (around.listen.value, &route.upstream);
+    let target = &route.upstream;
     let is_tcp = target.socket.is_none() && target.proxy.is_none();
-    if is_tcp && target.port == listen.port() && is_reached_by(&target.host, listen) {
+    let mut addresses = around.listen.iter().filter_map(|listen| listen.value.address());
+    if is_tcp && addresses.any(|listen| target.port == listen.port() && is_reached_by(&target.host, listen)) {
         let what = format!("{} is this proxy itself", target.authority());
         section.mistake("upstream", wrong(what, "name the server behind it"));
     }

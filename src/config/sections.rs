@@ -1,4 +1,4 @@
-//! The sections of which there is one: the top of the file, `[limits]`, `[log]`, `[admin]`, `[store]`.
+//! The sections of which there is one: the top of the file, `[tls]`, `[limits]`, `[log]`, `[admin]`, `[store]`.
 //!
 //! Each setting is one line: its name, how it is parsed, its default. Where the environment or a flag may set it too,
 //! [`Outer`] says so.
@@ -15,7 +15,7 @@ use super::mistakes::{Located, Origin, Report, Wrong, wrong};
 use super::store::{Backend, RedisTls, StoreConfig};
 use super::tree::{Section, shown};
 use super::values::{at_least, choice, count, duration, size};
-use super::{Admin, Limits, Log, LogFormat, LogLevel, risks, store_url};
+use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, risks, store_url};
 
 /// The words of `log.level`.
 pub(super) const LEVELS: [(&str, LogLevel); 5] = [
@@ -72,7 +72,8 @@ const MOMENT: Duration = Duration::from_millis(1);
 
 /// The settings at the top that concern the process.
 pub(super) struct Top {
-    pub(super) listen: Located<SocketAddr>,
+    pub(super) listen: Vec<Located<Listen>>,
+    pub(super) h2c: bool,
     pub(super) drain_timeout: Duration,
     pub(super) drain_delay: Duration,
     pub(super) threads: usize,
@@ -80,15 +81,48 @@ pub(super) struct Top {
 
 /// Reads the settings before the first section.
 pub(super) fn top(root: &mut Section<'_>, outer: &Outer<'_>) -> Top {
-    let tls = wrong("TLS towards clients is not supported by this version", "end TLS in front of the proxy");
-    root.refuse("tls", &tls);
-    let given = root.text("listen", listen);
+    let listen = listeners(root, outer);
     Top {
-        listen: or(outer.over(root.report, "listen", given, listen), SocketAddr::from(([127, 0, 0, 1], 8080))),
+        listen,
+        h2c: root.flag("h2c", false),
         drain_timeout: root.duration("drain_timeout", Duration::ZERO, Duration::from_secs(25)),
         drain_delay: root.duration("drain_delay", Duration::ZERO, Duration::ZERO),
         threads: root.read("threads", threads).and_then(|given| given.value).unwrap_or_else(usual_threads),
     }
+}
+
+/// Reads `listen`, one place or a list of them. The environment and the flag name one, in place of all others.
+fn listeners(root: &mut Section<'_>, outer: &Outer<'_>) -> Vec<Located<Listen>> {
+    let default = Listen::Tcp { address: SocketAddr::from(([127, 0, 0, 1], 8080)), plain: false };
+    if root.is_empty_list("listen") {
+        root.mistake("listen", wrong("the list is empty", "name a place to listen on, or take it out"));
+    }
+    let given = root.one_or_several("listen", listen).filter(|given| !given.is_empty());
+    let report = root.report;
+    match outer.over(report, "listen", None, listen) {
+        Some(one) => vec![one],
+        None => given.unwrap_or_else(|| vec![or(None, default)]),
+    }
+}
+
+/// Reads `[tls]`. Without the section, or with an empty one, the proxy speaks no TLS.
+pub(super) fn tls(root: &mut Section<'_>, listen: &[Located<Listen>]) -> Option<Tls> {
+    const FILES: [&str; 3] = ["cert_file", "key_file", "client_ca_file"];
+    let mut section = root.section("tls");
+    let [cert_file, key_file, client_ca_file] = FILES.map(|key| section.path(key));
+    if FILES.into_iter().any(|key| section.has(key)) {
+        for key in FILES[..2].iter().filter(|key| !section.has(key)) {
+            let what = wrong("TLS needs a certificate and its key", "give cert_file and key_file");
+            section.mistake(key, what);
+        }
+    }
+    let tls = cert_file.zip(key_file).map(|(cert_file, key_file)| Tls { cert_file, key_file, client_ca_file });
+    if tls.is_some() && !listen.iter().any(|place| place.value.is_secured()) {
+        let risk = "no listener speaks TLS: Unix sockets and addresses with http:// do not";
+        section.warning("cert_file", risk, "add an address without http:// to `listen`, or take [tls] out");
+    }
+    section.finish();
+    tls
 }
 
 fn threads(value: &toml::de::DeValue<'_>) -> Result<Option<usize>, Wrong> {
@@ -121,6 +155,7 @@ pub(super) fn limits(root: &mut Section<'_>) -> Limits {
     let mut section = root.section("limits");
     let limits = Limits {
         connections: section.count("connections", 1, 16384),
+        streams: section.count("streams", 1, 100),
         in_flight: section.count("in_flight", 1, 4096),
         waiting: section.count("waiting", 0, 16384),
         buffered: section.text("buffered", size(1 << 20, 1 << 40)).map_or(512 << 20, |located| located.value),

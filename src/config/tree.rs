@@ -104,14 +104,6 @@ impl<'a> Section<'a> {
         self.report.warning(self.at(key), self.name(key), risk, remedy);
     }
 
-    /// Refuses a key that people will look for, with a word of why.
-    pub(super) fn refuse(&mut self, key: &'static str, what: &Wrong) {
-        self.asked.push(key);
-        if self.has(key) {
-            self.mistake(key, what.clone());
-        }
-    }
-
     /// The value of a key. A wrong one is reported and counts as left out.
     pub(super) fn read<T>(
         &mut self,
@@ -182,6 +174,18 @@ impl<'a> Section<'a> {
     ) -> Option<Vec<T>> {
         let list = self.list(key, |value| string(value, &parse))?;
         Some(list.into_iter().map(|located| located.value).collect())
+    }
+
+    /// The value of a key that is a string, or a list of strings.
+    pub(super) fn one_or_several<T: PartialEq>(
+        &mut self,
+        key: &'static str,
+        parse: impl Fn(&str) -> Result<T, Wrong>,
+    ) -> Option<Vec<Located<T>>> {
+        if self.find(key).is_some_and(|value| value.get_ref().as_array().is_some()) {
+            return self.list(key, |value| string(value, &parse));
+        }
+        self.text(key, parse).map(|one| vec![one])
     }
 
     /// The table of this name, empty if it is left out.

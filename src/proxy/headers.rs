@@ -3,7 +3,7 @@
 //! Hop-by-hop fields are those of RFC 9110 section 7.6.1 and whatever `Connection` names. Fields are copied, not
 //! removed in place, so that their order survives.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 use std::ops::Range;
 use std::time::Duration;
 
@@ -139,10 +139,25 @@ fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
         || named.contains(name)
 }
 
+/// Who sent a request, as the upstream is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    /// The client's address; `None` on a Unix socket.
+    pub ip: Option<IpAddr>,
+    /// Whether it came by TLS.
+    pub tls: bool,
+}
+
+impl Peer {
+    fn proto(self) -> &'static str {
+        if self.tls { "https" } else { "http" }
+    }
+}
+
 /// The fields of the request as the upstream gets them, all but its framing.
 ///
 /// `key` is the key if the request is protected, and whether it is to be forwarded in the quoted form.
-pub fn to_upstream(route: &Route, head: &request::Parts, peer: SocketAddr, key: Option<(&Key, bool)>) -> HeaderMap {
+pub fn to_upstream(route: &Route, head: &request::Parts, peer: Peer, key: Option<(&Key, bool)>) -> HeaderMap {
     let named = named_by_connection(&head.headers);
     let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
     // Host, length, Via and what is forwarded come in addition.
@@ -210,22 +225,23 @@ fn host(route: &Route, head: &request::Parts) -> HeaderValue {
     host.unwrap_or_else(|| HeaderValue::from_static(""))
 }
 
-fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketAddr, named: &[HeaderName]) {
+fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: Peer, named: &[HeaderName]) {
     let host = head.headers.get(HOST);
     // What `Connection` names was meant for this hop and goes no further.
     let received = |name: &HeaderName| {
         let meant_for_all = !named.contains(name);
         head.headers.get_all(name).into_iter().filter(move |_| meant_for_all)
     };
-    let (element, ip) = forwarded_element(peer.ip(), host);
-    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, element.slice(ip));
+    let proto = peer.proto();
+    let (element, node) = forwarded_element(peer, host);
+    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, element.slice(node));
     for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
         for value in received(&name) {
             fields.append(&name, value.clone());
         }
     }
     if !fields.contains_key(X_FORWARDED_PROTO) {
-        fields.append(X_FORWARDED_PROTO, HeaderValue::from_static("http"));
+        fields.append(X_FORWARDED_PROTO, HeaderValue::from_static(proto));
     }
     if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
         fields.append(X_FORWARDED_HOST, host.clone());
@@ -235,15 +251,20 @@ fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: SocketA
 
 /// What `Forwarded` says of this hop (RFC 7239 section 4), and where in it the address stands: it is written once, and
 /// `X-Forwarded-For` shares it.
-fn forwarded_element(ip: IpAddr, host: Option<&HeaderValue>) -> (Bytes, Range<usize>) {
+fn forwarded_element(peer: Peer, host: Option<&HeaderValue>) -> (Bytes, Range<usize>) {
     let host = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\']));
     let mut text = String::with_capacity(80 + host.map_or(0, str::len));
     // Section 6: an IPv6 address is bracketed and, having colons, quoted.
-    let (open, close) = if ip.is_ipv6() { ("for=\"[", "]\"") } else { ("for=", "") };
+    let is_ipv6 = peer.ip.is_some_and(|ip| ip.is_ipv6());
+    let (open, close) = if is_ipv6 { ("for=\"[", "]\"") } else { ("for=", "") };
     text.push_str(open);
-    text.push_str(&ip.to_string());
+    match peer.ip {
+        Some(ip) => text.push_str(&ip.to_string()),
+        // A client on a Unix socket has no address. Left out, it would pass for the one before it.
+        None => text.push_str("unknown"),
+    }
     let address = open.len()..text.len();
-    for part in [close, ";proto=http"] {
+    for part in [close, ";proto=", peer.proto()] {
         text.push_str(part);
     }
     if let Some(host) = host {
@@ -350,7 +371,7 @@ mod tests {
         }
         let (head, ()) = request.body(()).unwrap().into_parts();
         let mut fields = HeaderMap::new();
-        append_forwarded(&mut fields, &head, SocketAddr::new(ip.parse().unwrap(), 1), &[]);
+        append_forwarded(&mut fields, &head, Peer { ip: Some(ip.parse().unwrap()), tls: false }, &[]);
         fields.iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap().to_owned())).collect()
     }
 

@@ -3,7 +3,6 @@
 //! Bodies stream both ways without being held. A message that was certainly not sent goes out once more; nothing else
 //! is ever sent again.
 
-use std::net::SocketAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,7 +19,7 @@ use super::Shared;
 use super::body::{Body, Held};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
-use super::headers::{self, CacheStatus};
+use super::headers::{self, CacheStatus, Peer};
 use super::respond::Answer;
 use super::route::{self, Route};
 use super::tunnel::{self, Bounds, Offer};
@@ -49,7 +48,7 @@ impl Plain {
 /// What passing through takes from the proxy.
 pub struct Passage<'a> {
     /// The client.
-    pub peer: SocketAddr,
+    pub peer: Peer,
     /// Given back when the response, or what comes after a 101, has ended.
     pub held: Held,
     /// How long an upgraded connection may be silent.

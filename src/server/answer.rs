@@ -5,8 +5,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 use bytes::Bytes;
+use http::Response;
 use http::header::{CACHE_CONTROL, CONNECTION, CONTENT_TYPE, HeaderValue};
-use http::{Response, StatusCode};
 use http_body::{Body, Frame, SizeHint};
 
 use super::exchange::Turn;
@@ -31,16 +31,21 @@ impl<B> Answer<B> {
         Answer { content: Content::Given(body), _turn: turn }
     }
 
-    /// 400 with the fault's sentence. The connection is closed behind it: its bytes cannot be trusted any more.
+    /// A refusal. The connection is closed behind it: its bytes cannot be trusted any more.
     pub(super) fn refusal(fault: HeadFault, turn: Turn) -> Response<Answer<B>> {
-        let text = Bytes::from(format!("{fault}\n"));
-        let mut response = Response::new(Answer { content: Content::Text(Some(text)), _turn: turn });
-        *response.status_mut() = StatusCode::BAD_REQUEST;
-        response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
-        response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        let mut response = refusal(fault).map(|text| Answer { content: Content::Text(Some(text)), _turn: turn });
         close(&mut response);
         response
     }
+}
+
+/// The fault's status and its sentence.
+pub(super) fn refusal(fault: HeadFault) -> Response<Bytes> {
+    let mut response = Response::new(Bytes::from(format!("{fault}\n")));
+    *response.status_mut() = fault.status();
+    response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static("text/plain; charset=utf-8"));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
 }
 
 /// Has the connection closed behind this answer.

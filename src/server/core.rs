@@ -2,11 +2,16 @@
 //! connection from accept to close.
 
 use std::net::{SocketAddr, TcpStream};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::time::Instant;
+
+use crate::metrics::ListenerMetrics;
+
+use super::greet::Greeting;
 
 /// Makes the two ends of a core. [`Core`] goes to [`accept`](super::accept), [`Inbox`] to the core's
 /// [`serve`](super::serve), which ends when its [`Core`] is dropped and its connections are closed.
@@ -39,31 +44,51 @@ impl Inbox {
 /// A connection on its way to a core.
 #[derive(Debug)]
 pub(super) struct Accepted {
-    pub(super) stream: TcpStream,
-    pub(super) remote: SocketAddr,
+    pub(super) from: Caller,
+    pub(super) greeting: Greeting,
+    pub(super) at: Instant,
     pub(super) seat: Seat,
+}
+
+/// Who connected.
+#[derive(Debug)]
+pub(super) enum Caller {
+    /// By the network, from this address.
+    Tcp(TcpStream, SocketAddr),
+    /// By a Unix socket.
+    Unix(UnixStream),
 }
 
 /// One connection's place: under the limit, in its core's count and in the gauge. Dropping it gives all three back.
 #[derive(Debug)]
 pub(super) struct Seat {
     open: Arc<AtomicUsize>,
-    gauge: Gauge,
+    metrics: ListenerMetrics,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Seat {
-    fn take(open: Arc<AtomicUsize>, gauge: Gauge, permit: OwnedSemaphorePermit) -> Seat {
+    fn take(open: Arc<AtomicUsize>, metrics: ListenerMetrics, permit: OwnedSemaphorePermit) -> Seat {
         open.fetch_add(1, Ordering::Relaxed);
-        gauge.inc();
-        Seat { open, gauge, _permit: permit }
+        metrics.connections.inc();
+        Seat { open, metrics, _permit: permit }
+    }
+
+    /// Counts a connection on which TLS did not come about.
+    pub(super) fn has_failed(&self) {
+        self.metrics.handshake_failures.inc();
+    }
+
+    /// Counts a connection that is closed because of what its client does.
+    pub(super) fn is_abused(&self) {
+        self.metrics.abused.inc();
     }
 }
 
 impl Drop for Seat {
     fn drop(&mut self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
-        self.gauge.dec();
+        self.metrics.connections.dec();
     }
 }
 
@@ -71,12 +96,12 @@ impl Drop for Seat {
 #[derive(Debug)]
 pub(super) struct Dealer {
     cores: Vec<Core>,
-    gauge: Gauge,
+    metrics: ListenerMetrics,
 }
 
 impl Dealer {
-    pub(super) fn new(cores: Vec<Core>, gauge: Gauge) -> Dealer {
-        Dealer { cores, gauge }
+    pub(super) fn new(cores: Vec<Core>, metrics: ListenerMetrics) -> Dealer {
+        Dealer { cores, metrics }
     }
 
     /// Whether there is no core left to serve connections.
@@ -86,11 +111,11 @@ impl Dealer {
 
     /// Gives the connection to the core that has the fewest open ones. A core that turns out to be gone gets no more,
     /// and this connection is closed.
-    pub(super) fn deal(&mut self, stream: TcpStream, remote: SocketAddr, permit: OwnedSemaphorePermit) {
+    pub(super) fn deal(&mut self, from: Caller, greeting: Greeting, permit: OwnedSemaphorePermit) {
         let fewest = self.cores.iter().enumerate().min_by_key(|(_, core)| core.open.load(Ordering::Relaxed));
         let Some((index, core)) = fewest else { return };
-        let seat = Seat::take(core.open.clone(), self.gauge.clone(), permit);
-        if core.sender.send(Accepted { stream, remote, seat }).is_err() {
+        let seat = Seat::take(core.open.clone(), self.metrics.clone(), permit);
+        if core.sender.send(Accepted { from, greeting, at: Instant::now(), seat }).is_err() {
             tracing::error!(core = index, left = self.cores.len() - 1, "a core is gone; it gets no more connections");
             self.cores.remove(index);
         }

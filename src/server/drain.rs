@@ -4,9 +4,10 @@
 //! lock that all cores share.
 
 use std::collections::HashMap;
+use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::Waker;
+use std::task::{Poll, Waker};
 
 /// Whether this core drains.
 #[derive(Debug, Default)]
@@ -42,6 +43,17 @@ impl Drain {
         sleepers.wakers.insert(number, waker.clone());
         drop(sleepers);
         WakeGuard { drain: self.clone(), number }
+    }
+
+    /// Returns when it has begun.
+    pub(super) async fn begun(self: &Arc<Drain>) {
+        let mut wake = None;
+        poll_fn(|cx| {
+            // The waker of a task stays the same, so that once is enough.
+            wake.get_or_insert_with(|| self.wake(cx.waker()));
+            if self.has_begun() { Poll::Ready(()) } else { Poll::Pending }
+        })
+        .await;
     }
 
     fn sleepers(&self) -> MutexGuard<'_, Sleepers> {

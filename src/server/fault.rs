@@ -1,8 +1,9 @@
 //! What can be wrong with the head of a request: each fault is a way to make two readers of the same bytes disagree.
 
+use http::StatusCode;
 use thiserror::Error;
 
-/// Why a request was refused by its head, with 400, before the service saw it. Its text is what the client gets.
+/// Why a request was refused by its head, before the service saw it. Its text is what the client gets.
 #[derive(Clone, Copy, Debug, Error, PartialEq, Eq)]
 pub(super) enum HeadFault {
     /// RFC 9112, section 6.1: a way to smuggle requests.
@@ -41,4 +42,23 @@ pub(super) enum HeadFault {
     /// RFC 9112, section 3.2.2.
     #[error("Host names another authority than the request target")]
     OtherAuthority,
+    /// RFC 9113, section 8.2.2: it belongs to a connection of HTTP/1.
+    #[error("HTTP/2 has no Transfer-Encoding, Connection, Keep-Alive, Proxy-Connection or Upgrade")]
+    ConnectionField,
+    /// RFC 6585, section 5.
+    #[error("the request has more than {MAX_FIELDS} header fields")]
+    TooManyFields,
+}
+
+/// How many header fields a request may have; hyper's own limit for HTTP/1.
+pub(super) const MAX_FIELDS: usize = 100;
+
+impl HeadFault {
+    /// The status of the refusal.
+    pub(super) fn status(self) -> StatusCode {
+        match self {
+            HeadFault::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            _ => StatusCode::BAD_REQUEST,
+        }
+    }
 }

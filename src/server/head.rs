@@ -1,10 +1,10 @@
 //! The checks of a parsed head: to whom is it addressed? hyper lets two `Host` lines, none, and another one than the
 //! target's through. What can only be seen in the bytes is left to `framing`.
 
-use http::header::HOST;
-use http::{HeaderValue, Method, Request, Uri, Version};
+use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
+use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
-use super::fault::HeadFault;
+use super::fault::{HeadFault, MAX_FIELDS};
 
 /// Checks that a request has one addressee.
 pub(super) fn check<B>(request: &Request<B>) -> Result<(), HeadFault> {
@@ -18,6 +18,57 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<(), HeadFault> {
         (Some("http" | "https"), Some(_)) => same_authority(uri, host),
         // An authority alone; other schemes.
         _ => Err(HeadFault::Target),
+    }
+}
+
+/// Checks a request of HTTP/2 and gives it the form that one of HTTP/1 has: `:authority` becomes the `Host`, the target
+/// has origin form, and the pieces of `Cookie` are one field again (RFC 9113, sections 8.3.1 and 8.2.3).
+pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
+    // h2 refuses these as well; what is forwarded must not hang on that.
+    let of_connection = [
+        CONNECTION,
+        TRANSFER_ENCODING,
+        UPGRADE,
+        HeaderName::from_static("keep-alive"),
+        HeaderName::from_static("proxy-connection"),
+    ];
+    if of_connection.iter().any(|name| request.headers().contains_key(name)) {
+        return Err(HeadFault::ConnectionField);
+    }
+    if request.headers().get_all(CONTENT_LENGTH).iter().nth(1).is_some() {
+        return Err(HeadFault::ContentLength);
+    }
+    if request.method() == Method::CONNECT {
+        return Err(HeadFault::Target);
+    }
+    if let Some(authority) = request.uri().authority() {
+        let authority = HeaderValue::from_str(authority.as_str()).map_err(|_| HeadFault::MalformedHost)?;
+        request.headers_mut().entry(HOST).or_insert(authority);
+    }
+    // `Host` counts, as it does in HTTP/1.
+    if request.headers().len() > MAX_FIELDS {
+        return Err(HeadFault::TooManyFields);
+    }
+    check(request)?;
+    let path = request.uri().path_and_query().cloned().ok_or(HeadFault::Target)?;
+    if request.uri().authority().is_some() {
+        *request.uri_mut() = Uri::from(path);
+    }
+    join_cookies(request.headers_mut());
+    Ok(())
+}
+
+fn join_cookies(fields: &mut HeaderMap) {
+    let mut pieces = fields.get_all(COOKIE).iter();
+    if let (Some(first), Some(second)) = (pieces.next(), pieces.next()) {
+        let mut whole = first.as_bytes().to_vec();
+        for piece in std::iter::once(second).chain(pieces) {
+            whole.extend_from_slice(b"; ");
+            whole.extend_from_slice(piece.as_bytes());
+        }
+        if let Ok(whole) = HeaderValue::from_bytes(&whole) {
+            fields.insert(COOKIE, whole);
+        }
     }
 }
 

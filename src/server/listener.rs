@@ -1,19 +1,24 @@
-//! The listening socket and the one loop that accepts from it.
+//! The listening sockets and the one loop that accepts from them.
 
+use std::future::poll_fn;
 use std::io;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use crate::config::Limits;
+use crate::config::{Limits, Listen};
 use crate::metrics::Metrics;
 use crate::shutdown::Signal;
 
-use super::core::{Core, Dealer};
+use super::core::{Caller, Core, Dealer};
+use super::greet::Greeting;
+use super::tls::Tls;
+use super::unix::{self, SocketFile};
 
 /// Connections that the kernel holds while they wait to be accepted. It cuts this to its own limit (`somaxconn`).
 const BACKLOG: i32 = 4096;
@@ -43,11 +48,70 @@ impl Listener {
     }
 }
 
-/// Why an address could not be listened on.
+/// A bound place that nobody accepts from yet, and how its connections are greeted.
+#[derive(Debug)]
+pub struct Door {
+    place: Place,
+    greeting: Greeting,
+}
+
+#[derive(Debug)]
+enum Place {
+    Tcp(Listener),
+    Unix(std::os::unix::net::UnixListener, SocketFile),
+}
+
+impl Door {
+    /// Binds a place where clients connect. Addresses speak TLS if there is some, unless they are plain; where there is
+    /// none, `h2c` says whether clients may begin in HTTP/2.
+    ///
+    /// # Errors
+    /// The place cannot be had.
+    pub fn open(listen: &Listen, tls: Option<&Tls>, h2c: bool) -> Result<Door, BindError> {
+        let place = match listen {
+            Listen::Tcp { address, .. } => Place::Tcp(bind(*address)?),
+            Listen::Unix(path) => {
+                let (socket, file) = unix::bind(path, BACKLOG)
+                    .map_err(|source| BindError { place: format!("unix:{}", path.display()), source })?;
+                Place::Unix(socket, file)
+            }
+        };
+        let greeting = match tls.filter(|_| listen.is_secured()) {
+            Some(tls) => Greeting::Tls(tls.clone()),
+            None if h2c => Greeting::Sniff,
+            None => Greeting::Plain,
+        };
+        Ok(Door { place, greeting })
+    }
+
+    /// Whether its connections speak TLS.
+    pub fn is_secured(&self) -> bool {
+        matches!(self.greeting, Greeting::Tls(_))
+    }
+}
+
+/// The address that it is bound to, or `unix:` and the path.
+impl std::fmt::Display for Door {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.place {
+            Place::Tcp(listener) => write!(f, "{}", listener.address),
+            Place::Unix(_, file) => write!(f, "unix:{}", file.path().display()),
+        }
+    }
+}
+
+/// A listener whose connections speak HTTP/1 without TLS.
+impl From<Listener> for Door {
+    fn from(listener: Listener) -> Door {
+        Door { place: Place::Tcp(listener), greeting: Greeting::Plain }
+    }
+}
+
+/// Why a place could not be listened on.
 #[derive(Debug, Error)]
-#[error("cannot listen on {address}: {}", reason(.source))]
+#[error("cannot listen on {place}: {}", reason(.source))]
 pub struct BindError {
-    address: SocketAddr,
+    place: String,
     source: io::Error,
 }
 
@@ -56,6 +120,8 @@ fn reason(error: &io::Error) -> &'static str {
         io::ErrorKind::AddrInUse => "another process is listening there",
         io::ErrorKind::AddrNotAvailable => "this machine does not have that address",
         io::ErrorKind::PermissionDenied => "it is not permitted (ports below 1024 need a privilege)",
+        io::ErrorKind::AlreadyExists => "there is a file that is no socket",
+        io::ErrorKind::NotFound => "there is no such folder",
         _ => "the system refused",
     }
 }
@@ -73,7 +139,7 @@ pub fn bind(address: SocketAddr) -> Result<Listener, BindError> {
         let address = socket.local_addr()?;
         Ok(Listener { socket, address })
     };
-    listen().map_err(|source| BindError { address, source })
+    listen().map_err(|source| BindError { place: address.to_string(), source })
 }
 
 /// Accepts connections and gives each to the core with the fewest, until the signal is given or no core is left.
@@ -82,27 +148,27 @@ pub fn bind(address: SocketAddr) -> Result<Listener, BindError> {
 /// what the backlog holds, since those clients believe that they are connected, and then closes the socket and drops
 /// the cores. The error is that the socket cannot be watched.
 pub async fn accept(
-    listener: Listener,
+    doors: Vec<Door>,
     cores: Vec<Core>,
     limits: &Limits,
     stop: &Signal,
     metrics: &Metrics,
 ) -> io::Result<()> {
-    let socket = tokio::net::TcpListener::from_std(listener.socket)?;
+    let mut watched = Watched::new(doors)?;
     let seats = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
-    let mut dealer = Dealer::new(cores, metrics.connections().clone());
+    let mut dealer = Dealer::new(cores, metrics.listeners().clone());
     let mut stopped = std::pin::pin!(stop.given());
     let mut resting = false;
     while !dealer.is_alone() {
         let next = tokio::select! {
             biased;
             () = &mut stopped => break,
-            next = next(&socket, &seats) => next,
+            next = next(&mut watched, &seats) => next,
         };
         match next {
-            Ok((stream, remote, permit)) => {
+            Ok((from, greeting, permit)) => {
                 resting = false;
-                dealer.deal(stream, remote, permit);
+                dealer.deal(from, greeting, permit);
             }
             Err(error) if is_the_connections(&error) => {}
             Err(error) => {
@@ -113,27 +179,113 @@ pub async fn accept(
             }
         }
     }
-    let socket = socket.into_std()?;
-    while let Ok(permit) = seats.clone().try_acquire_owned()
-        && let Ok((stream, remote)) = socket.accept()
-        && ready(&stream).is_ok()
-    {
-        dealer.deal(stream, remote, permit);
+    for (socket, greeting) in watched.doors {
+        let socket = socket.into_std()?;
+        while let Ok(permit) = seats.clone().try_acquire_owned()
+            && let Ok(from) = socket.accept()
+        {
+            dealer.deal(from, greeting.clone(), permit);
+        }
     }
     Ok(())
 }
 
+/// The listening sockets as the runtime watches them.
+struct Watched {
+    doors: Vec<(WatchedSocket, Greeting)>,
+    /// Which is asked first: the one behind the one that had a connection last, so that none starves.
+    first: usize,
+}
+
+impl Watched {
+    fn new(doors: Vec<Door>) -> io::Result<Watched> {
+        let doors = doors.into_iter().map(|Door { place, greeting }| {
+            let socket = match place {
+                Place::Tcp(listener) => WatchedSocket::Tcp(listener.into_tokio()?),
+                Place::Unix(socket, file) => {
+                    WatchedSocket::Unix { socket: tokio::net::UnixListener::from_std(socket)?, _file: file }
+                }
+            };
+            Ok((socket, greeting))
+        });
+        Ok(Watched { doors: doors.collect::<io::Result<_>>()?, first: 0 })
+    }
+
+    fn poll_accept(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<(Caller, Greeting)>> {
+        for offset in 0..self.doors.len() {
+            let index = (self.first + offset) % self.doors.len();
+            let (socket, greeting) = &self.doors[index];
+            if let Poll::Ready(accepted) = socket.poll_accept(cx) {
+                self.first = index + 1;
+                return Poll::Ready(accepted.map(|from| (from, greeting.clone())));
+            }
+        }
+        Poll::Pending
+    }
+}
+
+enum WatchedSocket {
+    Tcp(tokio::net::TcpListener),
+    /// The file goes with it.
+    Unix {
+        socket: tokio::net::UnixListener,
+        _file: SocketFile,
+    },
+}
+
+impl WatchedSocket {
+    /// The next connection, out of this thread's runtime: it goes to its core's.
+    fn poll_accept(&self, cx: &mut Context<'_>) -> Poll<io::Result<Caller>> {
+        match self {
+            WatchedSocket::Tcp(socket) => socket.poll_accept(cx).map(|accepted| {
+                let (stream, remote) = accepted?;
+                let stream = stream.into_std()?;
+                ready(&stream)?;
+                Ok(Caller::Tcp(stream, remote))
+            }),
+            WatchedSocket::Unix { socket, .. } => {
+                socket.poll_accept(cx).map(|accepted| Ok(Caller::Unix(accepted?.0.into_std()?)))
+            }
+        }
+    }
+
+    /// The socket without the runtime. The file of a Unix socket goes: nobody else is to come.
+    fn into_std(self) -> io::Result<LastCalls> {
+        match self {
+            WatchedSocket::Tcp(socket) => Ok(LastCalls::Tcp(socket.into_std()?)),
+            WatchedSocket::Unix { socket, _file } => Ok(LastCalls::Unix(socket.into_std()?)),
+        }
+    }
+}
+
+/// A socket whose backlog is emptied.
+enum LastCalls {
+    Tcp(TcpListener),
+    Unix(std::os::unix::net::UnixListener),
+}
+
+impl LastCalls {
+    fn accept(&self) -> io::Result<Caller> {
+        match self {
+            LastCalls::Tcp(socket) => {
+                let (stream, remote) = socket.accept()?;
+                ready(&stream)?;
+                Ok(Caller::Tcp(stream, remote))
+            }
+            LastCalls::Unix(socket) => {
+                let (stream, _) = socket.accept()?;
+                stream.set_nonblocking(true)?;
+                Ok(Caller::Unix(stream))
+            }
+        }
+    }
+}
+
 /// The next connection, once there is a seat for it.
-async fn next(
-    socket: &tokio::net::TcpListener,
-    seats: &Arc<Semaphore>,
-) -> io::Result<(TcpStream, SocketAddr, OwnedSemaphorePermit)> {
+async fn next(watched: &mut Watched, seats: &Arc<Semaphore>) -> io::Result<(Caller, Greeting, OwnedSemaphorePermit)> {
     let permit = seats.clone().acquire_owned().await.expect("the semaphore is never closed");
-    let (stream, remote) = socket.accept().await?;
-    // It leaves this thread's runtime for its core's.
-    let stream = stream.into_std()?;
-    ready(&stream)?;
-    Ok((stream, remote, permit))
+    let (from, greeting) = poll_fn(|cx| watched.poll_accept(cx)).await?;
+    Ok((from, greeting, permit))
 }
 
 /// Sets what an accepted socket needs.

@@ -14,22 +14,28 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::task::JoinHandle;
 
 use super::*;
+use crate::config::Listen;
 use crate::metrics::Metrics;
 
 mod closing;
 mod deadlines;
 mod dealing;
 mod framing;
+mod http2;
+mod http2_abuse;
 mod stopping;
+mod tls;
+mod unix;
 
 /// How much `/big` and `/long` answer with: more than sockets and buffers hold.
 const BIG: usize = 64 * 1024 * 1024;
 
 type TestBody = UnsyncBoxBody<Bytes, Infallible>;
 
-fn limits() -> Limits {
+pub(super) fn limits() -> Limits {
     Limits {
         connections: 100,
+        streams: 100,
         in_flight: 100,
         waiting: 100,
         buffered: 1 << 20,
@@ -69,7 +75,12 @@ impl World {
 
     fn on(listener: Listener, limits: Limits, cores: usize) -> World {
         let address = listener.address();
-        let (stop, metrics, script) = (Signal::new(), Metrics::new(), Arc::new(Script::default()));
+        World::behind(vec![listener.into()], address, Metrics::new(), limits, cores)
+    }
+
+    /// A world behind these doors, one of which is at this address.
+    fn behind(doors: Vec<Door>, address: SocketAddr, metrics: Arc<Metrics>, limits: Limits, cores: usize) -> World {
+        let (stop, script) = (Signal::new(), Arc::new(Script::default()));
         let (handles, inboxes): (Vec<_>, Vec<_>) = (0..cores).map(|_| core()).unzip();
         let serve = inboxes.into_iter().enumerate().map(|(number, inbox)| {
             let (limits, stop, script) = (limits.clone(), stop.clone(), script.clone());
@@ -78,8 +89,21 @@ impl World {
         });
         let serve = serve.collect();
         let (until, counts) = (stop.clone(), metrics.clone());
-        let accept = tokio::spawn(async move { accept(listener, handles, &limits, &until, &counts).await });
+        let accept = tokio::spawn(async move { accept(doors, handles, &limits, &until, &counts).await });
         World { address, stop, metrics, script, accept, serve }
+    }
+
+    /// A world behind one door that greets like this.
+    fn greeting(tls: Option<&Tls>, h2c: bool, limits: Limits) -> World {
+        let listen = Listen::Tcp { address: "127.0.0.1:0".parse().unwrap(), plain: false };
+        let door = Door::open(&listen, tls, h2c).unwrap();
+        let address = door.to_string().parse().unwrap();
+        World::behind(vec![door], address, Metrics::new(), limits, 1)
+    }
+
+    /// Connections that were closed because of what their clients did.
+    fn abused(&self) -> u64 {
+        self.metrics.listeners().abused.get()
     }
 
     async fn connect(&self) -> Client {
@@ -99,7 +123,7 @@ impl World {
             }
         })
         .await;
-        assert_eq!(self.metrics.connections().get(), 0);
+        assert_eq!(self.metrics.listeners().connections.get(), 0);
     }
 }
 
@@ -109,6 +133,8 @@ async fn respond(script: Arc<Script>, core: usize, request: Request<Incoming>) -
     match path.as_str() {
         "/early" => return text(StatusCode::PAYLOAD_TOO_LARGE, "no"),
         "/wait" => script.go.given().await,
+        "/seen" => return text(StatusCode::OK, &seen(&request)),
+        "/trailers" => return trailers(),
         "/panic" => panic!("on purpose"),
         "/core" => return text(StatusCode::OK, &core.to_string()),
         "/stream" => return stream(script),
@@ -120,6 +146,20 @@ async fn respond(script: Arc<Script>, core: usize, request: Request<Incoming>) -
         Ok(body) => text(StatusCode::OK, &format!("{path} {}", body.to_bytes().escape_ascii())),
         Err(_) => text(StatusCode::BAD_REQUEST, "a broken body"),
     }
+}
+
+/// What the service sees of a request's head.
+fn seen(request: &Request<Incoming>) -> String {
+    let fields = request.headers().iter().map(|(name, value)| format!("{name}={}", value.as_bytes().escape_ascii()));
+    format!("{} {} {}", request.method(), request.uri(), fields.collect::<Vec<_>>().join(" "))
+}
+
+/// A body with a trailer.
+fn trailers() -> Response<TestBody> {
+    let mut fields = http::HeaderMap::new();
+    fields.insert("x-sum", http::HeaderValue::from_static("6"));
+    let body = Full::new(Bytes::from("1+2+3")).with_trailers(std::future::ready(Some(Ok(fields))));
+    Response::new(body.boxed_unsync())
 }
 
 fn text(status: StatusCode, text: &str) -> Response<TestBody> {
@@ -173,6 +213,11 @@ impl Client {
         let mut bytes = Vec::new();
         patiently(self.0.read_to_end(&mut bytes)).await.unwrap();
         String::from_utf8(bytes).unwrap()
+    }
+
+    /// Whether the server has closed, as far as is known here.
+    fn is_closed(&self) -> bool {
+        matches!(self.0.try_read(&mut [0; 64 * 1024]), Ok(0))
     }
 
     /// Reads until the text ends so.

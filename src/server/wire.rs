@@ -6,34 +6,25 @@
 //! what every request does; it rings early then, and is set anew.
 
 use std::io;
-use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use crate::config::Limits;
 
 use super::exchange::Exchange;
 use super::framing::{Broken, Follower};
-
-/// How long a draining server waits for the first request of a connection that it has accepted.
-const FIRST_REQUEST: Duration = Duration::from_millis(250);
-
-/// How long a closed connection goes on reading what its client was sending.
-const LINGER: Duration = Duration::from_secs(5);
-
-/// How many bytes it reads then, at the most.
-const LINGER_BYTES: usize = 64 * 1024 * 1024;
+use super::greet::FIRST_REQUEST;
+use super::socket::{LINGER, LINGER_BYTES, Socket};
 
 /// One connection's socket.
 #[derive(Debug)]
 pub(super) struct Wire {
-    stream: TcpStream,
+    socket: Socket,
     follower: Follower,
     exchange: Arc<Exchange>,
     header_timeout: Duration,
@@ -48,16 +39,16 @@ pub(super) struct Wire {
 }
 
 impl Wire {
-    pub(super) fn new(stream: TcpStream, limits: &Limits, exchange: Arc<Exchange>) -> Wire {
-        let now = Instant::now();
+    /// The wire of a connection that was accepted at this time.
+    pub(super) fn new(socket: Socket, accepted: Instant, limits: &Limits, exchange: Arc<Exchange>) -> Wire {
         Wire {
-            stream,
+            socket,
             follower: Follower::default(),
             exchange,
             header_timeout: limits.header_timeout,
             idle_timeout: limits.idle_timeout,
-            since: now,
-            alarm: Box::pin(sleep_until(now + limits.header_timeout.min(limits.idle_timeout))),
+            since: accepted,
+            alarm: Box::pin(sleep_until(accepted + limits.header_timeout.min(limits.idle_timeout))),
             broken: false,
             linger: None,
         }
@@ -138,18 +129,12 @@ impl Wire {
         if !self.follower.is_between() {
             return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the head did not arrive in time")));
         }
-        if self.has_arrived() {
+        if self.socket.has_arrived() {
             // The runtime has not told us yet. It will.
             return Poll::Pending;
         }
         // Read as the end of the stream: hyper closes an idle connection then.
         Poll::Ready(Ok(()))
-    }
-
-    /// Asks the socket itself, past the runtime, whether there is something to read.
-    fn has_arrived(&self) -> bool {
-        let mut byte = [MaybeUninit::uninit()];
-        matches!(socket2::SockRef::from(&self.stream).peek(&mut byte), Ok(1))
     }
 
     /// Keeps the time of the last progress in writing.
@@ -162,30 +147,29 @@ impl Wire {
             self.since = Instant::now();
             return Poll::Ready(result);
         }
+        self.poll_stall(cx).map(Err)
+    }
+
+    /// Notes that TLS has let go of all that it held. It never holds anything back without TLS.
+    fn pushed(&mut self, cx: &mut Context<'_>, result: Poll<io::Result<()>>) -> Poll<io::Result<()>> {
+        if result.is_pending() {
+            return self.poll_stall(cx).map(Err);
+        }
+        if self.exchange.is_stalled() {
+            self.exchange.set_stalled(false);
+            self.since = Instant::now();
+        }
+        result
+    }
+
+    /// The client does not take what is written: too long?
+    fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if !self.exchange.is_stalled() {
             self.exchange.set_stalled(true);
             self.since = Instant::now();
         }
         ready!(self.poll_deadline(cx, Some(self.since + self.idle_timeout)));
-        Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "the client does not take its answer")))
-    }
-
-    /// Reads and throws away until the client closes. Closing a socket that holds unread bytes sends a reset, which
-    /// takes the answer from a client that has not read it yet (RFC 9112, section 9.6).
-    fn poll_linger(&mut self, cx: &mut Context<'_>, mut left: usize) -> Poll<()> {
-        let mut waste = [0; 16 * 1024];
-        while left > 0 {
-            let mut buffer = ReadBuf::new(&mut waste);
-            match Pin::new(&mut self.stream).poll_read(cx, &mut buffer) {
-                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => {
-                    left = left.saturating_sub(buffer.filled().len());
-                    self.linger = Some(left);
-                }
-                Poll::Ready(_) => return Poll::Ready(()),
-                Poll::Pending => return self.alarm.as_mut().poll(cx),
-            }
-        }
-        Poll::Ready(())
+        Poll::Ready(io::Error::new(io::ErrorKind::TimedOut, "the client does not take its answer"))
     }
 }
 
@@ -199,10 +183,10 @@ impl AsyncRead for Wire {
             return Poll::Ready(Err(broken_body()));
         }
         if self.exchange.has_switched() {
-            return Pin::new(&mut self.stream).poll_read(cx, buffer);
+            return Pin::new(&mut self.socket).poll_read(cx, buffer);
         }
         let before = buffer.filled().len();
-        match Pin::new(&mut self.stream).poll_read(cx, buffer) {
+        match Pin::new(&mut self.socket).poll_read(cx, buffer) {
             Poll::Ready(Ok(())) => Poll::Ready(self.arrived(buffer, before)),
             Poll::Ready(Err(error)) => Poll::Ready(Err(error)),
             Poll::Pending => self.poll_silence(cx),
@@ -212,7 +196,7 @@ impl AsyncRead for Wire {
 
 impl AsyncWrite for Wire {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        let result = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.wrote(cx, result)
     }
 
@@ -221,31 +205,35 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        let result = Pin::new(&mut self.stream).poll_write_vectored(cx, slices);
+        let result = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
         self.wrote(cx, result)
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.stream.is_write_vectored()
+        self.socket.is_write_vectored()
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.stream).poll_flush(cx)
+        let result = Pin::new(&mut self.socket).poll_flush(cx);
+        self.pushed(cx, result)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.exchange.has_switched() {
-            return Pin::new(&mut self.stream).poll_shutdown(cx);
+            return Pin::new(&mut self.socket).poll_shutdown(cx);
         }
         if self.linger.is_none() {
-            ready!(Pin::new(&mut self.stream).poll_shutdown(cx))?;
-            if self.follower.is_between() && !self.has_arrived() {
+            let result = Pin::new(&mut self.socket).poll_shutdown(cx);
+            ready!(self.pushed(cx, result))?;
+            if self.follower.is_between() && !self.socket.has_arrived() {
                 return Poll::Ready(Ok(()));
             }
             self.linger = Some(LINGER_BYTES);
             self.alarm.as_mut().reset(Instant::now() + LINGER);
         }
-        let left = self.linger.unwrap_or(0);
-        self.poll_linger(cx, left).map(Ok)
+        let mut left = self.linger.unwrap_or(0);
+        let wasted = self.socket.poll_waste(cx, &mut left);
+        self.linger = Some(left);
+        if wasted.is_ready() { Poll::Ready(Ok(())) } else { self.alarm.as_mut().poll(cx).map(Ok) }
     }
 }

@@ -30,6 +30,7 @@ mod resend;
 mod streams;
 
 mod egress;
+mod http2_upstream;
 mod limits;
 mod overload;
 mod reload;
@@ -42,6 +43,7 @@ mod webhooks;
 
 mod answers;
 mod hops;
+mod listening;
 mod problems;
 mod raw_bytes;
 mod secrets;

@@ -10,6 +10,12 @@ fn with_upstream() -> Sources {
     Sources { flags, ..Sources::default() }
 }
 
+/// The port of the one address to listen on.
+fn port(config: &Config) -> u16 {
+    let [listen] = config.listen.as_slice() else { panic!("{:?}", config.listen) };
+    listen.address().unwrap().port()
+}
+
 fn messages(sources: &Sources) -> Vec<String> {
     load(sources).unwrap_err().0.iter().map(ToString::to_string).collect()
 }
@@ -41,7 +47,7 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
         "listen = \"127.0.0.1:1\"\n[log]\nlevel = \"warn\"\n[admin]\nlisten = \"off\"\ntoken = \"file\"\n{}",
         route_with("")
     ));
-    assert_eq!(load(&sources).unwrap().config.listen.port(), 1);
+    assert_eq!(port(&load(&sources).unwrap().config), 1);
     sources.environment = Environment::empty()
         .with("ONCEPROXY_LISTEN", "127.0.0.1:2")
         .with("ONCEPROXY_STORE", "memory:")
@@ -49,7 +55,7 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
         .with("ONCEPROXY_ADMIN_TOKEN", "environment")
         .with("ONCEPROXY_LOG", "debug");
     let config = load(&sources).unwrap().config;
-    assert_eq!(config.listen.port(), 2);
+    assert_eq!(port(&config), 2);
     assert!(matches!(config.store.backend, Backend::Memory));
     assert_eq!(config.admin.listen.unwrap().port(), 12);
     assert_eq!(config.admin.token.unwrap().expose_secret(), "environment");
@@ -61,7 +67,7 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
         upstream: None,
     };
     let config = load(&sources).unwrap().config;
-    assert_eq!(config.listen.port(), 3);
+    assert_eq!(port(&config), 3);
     assert!(matches!(config.store.backend, Backend::Disk { dir } if dir == Path::new("elsewhere")));
     assert_eq!(config.admin.listen, None);
 }
@@ -80,7 +86,7 @@ fn an_upstream_serves_a_file_without_routes_and_contradicts_one_with_routes() {
     let flags = with_upstream().flags;
     let sources = Sources { flags: flags.clone(), ..Sources::text("listen = \"127.0.0.1:1\"") };
     let config = load(&sources).unwrap().config;
-    assert_eq!((config.listen.port(), &*config.routes[0].name), (1, "default"));
+    assert_eq!((port(&config), &*config.routes[0].name), (1, "default"));
     let sources = Sources { flags, ..Sources::text(route_with("")) };
     let expected = "--upstream: upstream: the file has routes of its own, and none would go there; \
                     take it away, or take the routes out of the file";
@@ -99,7 +105,7 @@ fn what_is_said_of_the_default_route_names_the_flag_that_made_it() {
 fn an_empty_variable_is_not_set() {
     let mut sources = with_upstream();
     sources.environment = Environment::empty().with("ONCEPROXY_LISTEN", "").with("ONCEPROXY_CONFIG", "");
-    assert_eq!(load(&sources).unwrap().config.listen.port(), 8080);
+    assert_eq!(port(&load(&sources).unwrap().config), 8080);
 }
 
 #[test]
@@ -135,10 +141,10 @@ fn a_file_is_read_and_named_in_messages() {
     assert!(message.starts_with(&format!("{}:1: listen: ", path.display())), "{message}");
     std::fs::write(&path, "listen = \"127.0.0.1:7\"\n").unwrap();
     let loaded = load(&sources).unwrap();
-    assert_eq!((loaded.config.listen.port(), loaded.file), (7, Some(path.clone())));
+    assert_eq!((port(&loaded.config), loaded.file), (7, Some(path.clone())));
     // The flag wins over the variable, which names a file that is not there.
     sources.environment = Environment::empty().with("ONCEPROXY_CONFIG", "/nowhere/at/all.toml");
-    assert_eq!(load(&sources).unwrap().config.listen.port(), 7);
+    assert_eq!(port(&load(&sources).unwrap().config), 7);
     sources.file = None;
     let message = messages(&sources).concat();
     assert!(message.starts_with("ONCEPROXY_CONFIG: config: /nowhere/at/all.toml cannot be read: "), "{message}");
@@ -193,6 +199,6 @@ fn in_the_environment_of_another_test() {
     sources.environment = sources.environment.with("ONCEPROXY_LOG", "warn");
     sources.environment.not_text.clear();
     let config = load(&sources).unwrap().config;
-    assert_eq!((config.listen.port(), config.log.level), (4242, LogLevel::Warn));
+    assert_eq!((port(&config), config.log.level), (4242, LogLevel::Warn));
     assert_eq!(config.admin.listen.unwrap().port(), 9090);
 }

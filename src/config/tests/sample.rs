@@ -17,7 +17,8 @@ pub(super) struct Line {
 }
 
 fn is_setting(line: &str) -> bool {
-    line.split_once(" = ").is_some_and(|(key, _)| key.bytes().all(|b| b.is_ascii_lowercase() || b == b'_' || b == b'.'))
+    line.split_once(" = ")
+        .is_some_and(|(key, _)| key.bytes().all(|b| matches!(b, b'a'..=b'z' | b'0'..=b'9' | b'_' | b'.')))
 }
 
 pub(super) fn lines() -> Vec<Line> {
@@ -50,7 +51,7 @@ fn it_loads_without_a_warning() {
 fn it_names_every_key_that_is_known() {
     let report = Report::default();
     load_with(&Sources::text(SAMPLE), &report).unwrap();
-    let sections = ["limits", "log", "admin", "egress", "store", "route", "route.fingerprint"];
+    let sections = ["tls", "limits", "log", "admin", "egress", "store", "route", "route.fingerprint"];
     let known: BTreeSet<_> = report.known_keys().into_iter().filter(|key| !sections.contains(&key.as_str())).collect();
     let named: BTreeSet<_> = lines().into_iter().map(|line| line.key).collect();
     assert!(known.len() > 50);
@@ -76,7 +77,10 @@ fn every_key_that_is_commented_out_can_be_taken_in() {
     for Line { number, key, .. } in lines().into_iter().filter(|line| line.commented) {
         let text = changed(|n, line| match line {
             _ if n == number => line.trim_start_matches('#').to_owned(),
-            // A client's certificate and key come together.
+            // A certificate and its key come together.
+            _ if key.starts_with("tls.") && (line.starts_with("#cert_") || line.starts_with("#key_file")) => {
+                line.trim_start_matches('#').to_owned()
+            }
             _ if key.ends_with(".client_cert_file") && n == number + 1 => line.trim_start_matches('#').to_owned(),
             _ if key.ends_with(".client_key_file") && n + 1 == number => line.trim_start_matches('#').to_owned(),
             // Only TLS has them.
@@ -98,7 +102,7 @@ fn every_setting_has_a_comment() {
     let all: Vec<_> = SAMPLE.lines().collect();
     for Line { number, key, .. } in lines() {
         let before = all[number - 1];
-        let shares = key.ends_with(".client_key_file") && before.starts_with("#client_cert_file");
+        let shares = key.ends_with("key_file") && before.contains("cert_file = ");
         assert!(before.starts_with("# ") || shares, "{key} has no comment");
     }
 }

@@ -32,11 +32,11 @@ async fn connections_over_the_limit_wait_in_the_backlog() {
     let mut second = world.connect().await;
     second.send(get("/2")).await;
     assert_eq!(first.get("/1").await, "/1 ");
-    assert_eq!(world.metrics.connections().get(), 1);
+    assert_eq!(world.metrics.listeners().connections.get(), 1);
     assert_eq!(world.served(), 2);
     drop(first);
     assert_eq!(second.answer().await, "/2 ");
-    assert_eq!(world.metrics.connections().get(), 1);
+    assert_eq!(world.metrics.listeners().connections.get(), 1);
 }
 
 #[tokio::test]

@@ -55,6 +55,13 @@ impl Proxy {
         let _ = self.child.wait();
     }
 
+    /// The memory that it has, in bytes.
+    pub(crate) fn resident_memory(&self) -> usize {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
+        line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
+    }
+
     /// SIGTERM.
     pub(crate) fn terminate(&self) {
         signal("TERM", self.child.id());

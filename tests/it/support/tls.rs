@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -20,6 +20,8 @@ impl Authority {
     /// Makes one that nobody trusts yet.
     pub(crate) fn new() -> Authority {
         let mut params = CertificateParams::new(Vec::new()).unwrap();
+        // OpenSSL takes a certificate for self-signed that bears its issuer's name.
+        params.distinguished_name.push(DnType::CommonName, "an authority of the tests");
         params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
         let key = KeyPair::generate().unwrap();
         let certificate = params.self_signed(&key).unwrap();
@@ -32,6 +34,14 @@ impl Authority {
     /// Its certificate, in PEM.
     pub(crate) fn file(&self) -> &Path {
         &self.file
+    }
+
+    /// Writes `cert.pem` and `key.pem` under this name or address.
+    pub(crate) fn write(&self, name: &str, folder: &Path) {
+        let key = KeyPair::generate().unwrap();
+        let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(folder.join("cert.pem"), certificate.pem()).unwrap();
+        std::fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
     }
 
     /// A server's side of TLS under this name or address.

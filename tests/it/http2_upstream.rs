@@ -1,0 +1,106 @@
+//! An upstream of HTTP/2: the promise is the same there.
+
+use std::sync::{Arc, Mutex};
+
+use bytes::Bytes;
+use h2::Reason;
+use h2::server::SendResponse;
+use http::{Response, StatusCode};
+use tokio::net::TcpListener;
+
+use crate::support::{Request, Store, World};
+
+/// What the upstream does with one request.
+#[derive(Clone, Copy)]
+enum Act {
+    Create,
+    Refuse,
+    Cancel,
+    /// Half of a body, and then a reset that says no error.
+    Cut,
+}
+
+/// An upstream that does these in order, then creates; and how many requests it was asked.
+async fn upstream(acts: &[Act]) -> (String, Arc<Mutex<usize>>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let asked = Arc::new(Mutex::new(0));
+    let (acts, count) = (acts.to_vec(), asked.clone());
+    tokio::spawn(async move {
+        while let Ok((stream, _)) = listener.accept().await {
+            let (acts, count) = (acts.clone(), count.clone());
+            tokio::spawn(async move {
+                let mut connection = h2::server::handshake(stream).await.unwrap();
+                while let Some(Ok((_, respond))) = connection.accept().await {
+                    let number = {
+                        let mut count = count.lock().unwrap();
+                        *count += 1;
+                        *count
+                    };
+                    act(acts.get(number - 1).copied().unwrap_or(Act::Create), respond, number);
+                }
+            });
+        }
+    });
+    (url, asked)
+}
+
+fn act(act: Act, mut respond: SendResponse<Bytes>, number: usize) {
+    let head = Response::builder().status(StatusCode::CREATED).body(()).unwrap();
+    match act {
+        Act::Refuse => respond.send_reset(Reason::REFUSED_STREAM),
+        Act::Cancel => respond.send_reset(Reason::CANCEL),
+        Act::Create => {
+            let mut body = respond.send_response(head, false).unwrap();
+            body.send_data(format!("ch_{number}").into(), true).unwrap();
+        }
+        Act::Cut => {
+            let mut body = respond.send_response(head, false).unwrap();
+            body.send_data(Bytes::from_static(b"ch_"), false).unwrap();
+            tokio::spawn(async move {
+                tokio::time::sleep(crate::support::ms(50)).await;
+                body.send_reset(Reason::NO_ERROR);
+            });
+        }
+    }
+}
+
+async fn world(acts: &[Act]) -> (World, Arc<Mutex<usize>>) {
+    let (url, asked) = upstream(acts).await;
+    let route = format!("upstream = \"{url}\"\n upstream_protocol = \"h2\"");
+    (World::with(Store::memory(), &route).await, asked)
+}
+
+#[tokio::test]
+async fn a_keyed_request_is_executed_once_and_replayed() {
+    let (world, asked) = world(&[]).await;
+    let first = world.pay("k").await;
+    first.assert_executed(201);
+    assert_eq!(first.text(), "ch_1");
+    assert_eq!(world.pay("k").await.assert_replay(201).text(), "ch_1");
+    let plain = world.send(&Request::new("GET", "/x")).await;
+    assert_eq!((plain.status, plain.text().as_str(), plain.complete), (201, "ch_2", true));
+    assert_eq!(*asked.lock().unwrap(), 2);
+}
+
+#[tokio::test]
+async fn a_refused_stream_is_sent_once_more_and_no_more() {
+    let (world, asked) = world(&[Act::Refuse, Act::Create, Act::Refuse, Act::Refuse]).await;
+    world.pay("k").await.assert_executed(201);
+    assert_eq!(*asked.lock().unwrap(), 2);
+    assert_eq!(world.proxy().metric("onceproxy_upstream_resends_total", &[("route", "pay")]).await, 1.0);
+    world.pay("l").await.assert_problem(502, "upstream-unreachable");
+    // Nothing ran, so the key is free.
+    world.pay("l").await.assert_executed(201);
+    assert_eq!(*asked.lock().unwrap(), 5);
+}
+
+#[tokio::test]
+async fn a_cancelled_stream_and_a_cut_body_are_held_as_unknown() {
+    for fault in [Act::Cancel, Act::Cut] {
+        let (world, asked) = world(&[fault]).await;
+        world.pay("k").await.assert_problem(502, "outcome-unknown");
+        world.pay("k").await.assert_unknown();
+        assert_eq!(*asked.lock().unwrap(), 1);
+    }
+}
