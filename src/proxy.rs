@@ -1,9 +1,8 @@
 //! The life of a request: route, key, fingerprint, claim, forward, record, respond.
 //!
-//! [`Proxy::steps`] is that life on one screen; each step is a file of its name. From the claim on, the work runs in a
-//! counted task that a disconnecting client cannot cancel ([`Attempt::run`]); the client only listens to it.
+//! `Core::steps` is that life on one screen; each step is a file of its name. From the claim on, the work runs in a
+//! counted task that a disconnecting client cannot cancel (`Attempt::run`); the client only listens to it.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,6 +19,7 @@ pub mod key;
 
 pub mod fingerprint;
 
+mod attempt;
 pub mod claim;
 pub mod flights;
 pub mod join;
@@ -38,27 +38,25 @@ pub mod body;
 pub mod error;
 pub mod headers;
 
+use self::attempt::Attempt;
 use self::body::{Body, Budget, Share};
-use self::claim::{Claimed, Looked};
+use self::claim::Looked;
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
 use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
+use self::forward::{Caller, Delivery, Outgoing};
 pub use self::headers::Peer;
-
-use self::forward::{Caller, Delivery, Outcome, Outgoing};
 use self::join::Joined;
 use self::key::{Found, Identity, Key, KeyFault};
-use self::lease::Lease;
 use self::pass::{Passage, Plain};
 use self::recent::Recent;
-use self::record::Ending;
 use self::respond::Answer;
 use self::route::egress::{self, Destinations};
 use self::route::{Route, Routes};
 use crate::config::{Config, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
-use crate::record::{Claim, Fingerprint, Reason};
-use crate::shutdown::{Signal, TaskGuard, Tasks};
+use crate::record::{Fingerprint, Reason};
+use crate::shutdown::{Signal, Tasks};
 use crate::store::Store;
 use crate::upstream::{Pool, TlsSetupError};
 
@@ -484,113 +482,6 @@ impl Keyed<'_> {
         let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
         if waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
-}
-
-/// One attempt at one key: what runs from the claim to the record, whether or not its caller is still there.
-struct Attempt {
-    /// Counts the task until it ends; a stop waits for it.
-    _counted: TaskGuard,
-    route: Arc<Route>,
-    store: Arc<dyn Store>,
-    shared: Shared,
-    claim: Claim,
-    outgoing: Outgoing,
-    identity: Identity,
-    key: Key,
-    in_flight: InFlight,
-}
-
-impl Attempt {
-    async fn run(self: Box<Self>, mut lead: Lead, mut caller: Caller) {
-        match claim::claim(&self.route, &self.store, self.claim.clone()).await {
-            Claimed::Granted(lease, first_form) => self.execute(lease, first_form, lead, caller).await,
-            Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
-            Claimed::GivenUp(lease, problem) => {
-                conclude(&mut lead, &mut caller, Arc::new(problem.into()));
-                tokio::select! {
-                    () = claim::give_up(&lease) => {}
-                    () = self.shared.cut_off.given() => {}
-                }
-            }
-            Claimed::Elsewhere => {
-                let Attempt { _counted, route, store, claim, outgoing, in_flight, .. } = *self;
-                // From here on it only waits; it should not hold what an attempt needs.
-                drop((outgoing, in_flight));
-                caller.deliver(Delivery::Elsewhere(lead.seat()));
-                let waiting = claim::elsewhere(&route, &store, &mut lead, &claim.fingerprint);
-                let conclusion = Box::pin(waiting).await;
-                conclude(&mut lead, &mut caller, Arc::new(conclusion));
-            }
-        }
-    }
-
-    async fn execute(self: Box<Self>, lease: Box<Lease>, first_form: Option<bool>, mut lead: Lead, mut caller: Caller) {
-        let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, .. } = *self;
-        lead.granted();
-        shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
-        if let Some(quoted) = first_form {
-            headers::keep_key_form(&route.config, &mut outgoing.fields, &key, quoted);
-        }
-        let ending = hold(&route, &lease, outgoing, &mut caller, &shared.cut_off).await;
-        let Ending { conclusion, unfinished, hold } = ending;
-        if lead.told_unknown() && matches!(*conclusion, Conclusion::Answered(_)) {
-            route.metrics.late_answers.inc();
-        }
-        drop(in_flight);
-        if hold {
-            lead.conclude(&conclusion);
-            caller.deliver(Delivery::Concluded(conclusion));
-        } else {
-            conclude(&mut lead, &mut caller, conclusion);
-        }
-        if let Some(unfinished) = unfinished {
-            tokio::select! {
-                () = Box::pin(record::finish(&route, &lease, unfinished)) => {}
-                never = lease.keep_alive() => match never {},
-                () = shared.cut_off.given() => {
-                    tracing::error!(record = %lease.claim().id, "stopped before the outcome could be recorded");
-                }
-            }
-        }
-    }
-}
-
-/// Forwards and records, while the lease is kept alive; until the stop cuts it off, and even if it panics.
-async fn hold(route: &Route, lease: &Lease, outgoing: Outgoing, caller: &mut Caller, cut_off: &Signal) -> Ending {
-    let work = std::pin::pin!(async {
-        let outcome = forward::forward(route, lease, outgoing, caller).await;
-        record::record(route, lease, outcome).await
-    });
-    let worked = tokio::select! {
-        biased;
-        worked = catch_panic(work) => Some(worked),
-        never = lease.keep_alive() => match never {},
-        () = cut_off.given() => None,
-    };
-    match worked {
-        Some(Some(ending)) => ending,
-        Some(None) => {
-            tracing::error!(record = %lease.claim().id, "an attempt panicked");
-            Box::pin(record::record(route, lease, Outcome::Unknown(Reason::Panic, None))).await
-        }
-        None => Box::pin(record::drained(route, lease)).await,
-    }
-}
-
-/// Off the table first, so that a later request asks the store; then everyone is told.
-fn conclude(lead: &mut Lead, caller: &mut Caller, conclusion: Arc<Conclusion>) {
-    lead.leave();
-    lead.conclude(&conclusion);
-    caller.deliver(Delivery::Concluded(conclusion));
-}
-
-/// The future's output, or `None` if it panicked. The panic itself is printed by the process's hook.
-async fn catch_panic<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
-    std::future::poll_fn(|cx| match std::panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
-        Ok(poll) => poll.map(Some),
-        Err(_) => std::task::Poll::Ready(None),
-    })
-    .await
 }
 
 /// A request in flight, counted against the limits and in the gauge.

@@ -1,0 +1,128 @@
+//! The attempt: the counted task that claims, forwards and records, whether or not its caller is still there.
+//!
+//! It is the middle of [`super`]'s one screen: a disconnecting client cannot cancel it, a stop waits for it or cuts it
+//! off, and a panic in it is a doubt.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+
+use super::claim::{self, Claimed};
+use super::flights::{Conclusion, Lead};
+use super::forward::{self, Caller, Delivery, Outcome, Outgoing};
+use super::headers;
+use super::key::{Identity, Key};
+use super::lease::Lease;
+use super::record::{self, Ending};
+use super::route::Route;
+use super::{InFlight, Shared};
+use crate::record::{Claim, Reason};
+use crate::shutdown::{Signal, TaskGuard};
+use crate::store::Store;
+
+/// One attempt at one key: what runs from the claim to the record, whether or not its caller is still there.
+pub(super) struct Attempt {
+    /// Counts the task until it ends; a stop waits for it.
+    pub(super) _counted: TaskGuard,
+    pub(super) route: Arc<Route>,
+    pub(super) store: Arc<dyn Store>,
+    pub(super) shared: Shared,
+    pub(super) claim: Claim,
+    pub(super) outgoing: Outgoing,
+    pub(super) identity: Identity,
+    pub(super) key: Key,
+    pub(super) in_flight: InFlight,
+}
+
+impl Attempt {
+    /// Claims, forwards and records; nothing that the caller does cancels it.
+    pub(super) async fn run(self: Box<Self>, mut lead: Lead, mut caller: Caller) {
+        match claim::claim(&self.route, &self.store, self.claim.clone()).await {
+            Claimed::Granted(lease, first_form) => self.execute(lease, first_form, lead, caller).await,
+            Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
+            Claimed::GivenUp(lease, problem) => {
+                conclude(&mut lead, &mut caller, Arc::new(problem.into()));
+                tokio::select! {
+                    () = claim::give_up(&lease) => {}
+                    () = self.shared.cut_off.given() => {}
+                }
+            }
+            Claimed::Elsewhere => {
+                let Attempt { _counted, route, store, claim, outgoing, in_flight, .. } = *self;
+                // From here on it only waits; it should not hold what an attempt needs.
+                drop((outgoing, in_flight));
+                caller.deliver(Delivery::Elsewhere(lead.seat()));
+                let waiting = claim::elsewhere(&route, &store, &mut lead, &claim.fingerprint);
+                let conclusion = Box::pin(waiting).await;
+                conclude(&mut lead, &mut caller, Arc::new(conclusion));
+            }
+        }
+    }
+
+    async fn execute(self: Box<Self>, lease: Box<Lease>, first_form: Option<bool>, mut lead: Lead, mut caller: Caller) {
+        let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, .. } = *self;
+        lead.granted();
+        shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
+        if let Some(quoted) = first_form {
+            headers::keep_key_form(&route.config, &mut outgoing.fields, &key, quoted);
+        }
+        let ending = hold(&route, &lease, outgoing, &mut caller, &shared.cut_off).await;
+        let Ending { conclusion, unfinished, hold } = ending;
+        if lead.told_unknown() && matches!(*conclusion, Conclusion::Answered(_)) {
+            route.metrics.late_answers.inc();
+        }
+        drop(in_flight);
+        if hold {
+            lead.conclude(&conclusion);
+            caller.deliver(Delivery::Concluded(conclusion));
+        } else {
+            conclude(&mut lead, &mut caller, conclusion);
+        }
+        if let Some(unfinished) = unfinished {
+            tokio::select! {
+                () = Box::pin(record::finish(&route, &lease, unfinished)) => {}
+                never = lease.keep_alive() => match never {},
+                () = shared.cut_off.given() => {
+                    tracing::error!(record = %lease.claim().id, "stopped before the outcome could be recorded");
+                }
+            }
+        }
+    }
+}
+
+/// Forwards and records, while the lease is kept alive; until the stop cuts it off, and even if it panics.
+async fn hold(route: &Route, lease: &Lease, outgoing: Outgoing, caller: &mut Caller, cut_off: &Signal) -> Ending {
+    let work = std::pin::pin!(async {
+        let outcome = forward::forward(route, lease, outgoing, caller).await;
+        record::record(route, lease, outcome).await
+    });
+    let worked = tokio::select! {
+        biased;
+        worked = catch_panic(work) => Some(worked),
+        never = lease.keep_alive() => match never {},
+        () = cut_off.given() => None,
+    };
+    match worked {
+        Some(Some(ending)) => ending,
+        Some(None) => {
+            tracing::error!(record = %lease.claim().id, "an attempt panicked");
+            Box::pin(record::record(route, lease, Outcome::Unknown(Reason::Panic, None))).await
+        }
+        None => Box::pin(record::drained(route, lease)).await,
+    }
+}
+
+/// Off the table first, so that a later request asks the store; then everyone is told.
+fn conclude(lead: &mut Lead, caller: &mut Caller, conclusion: Arc<Conclusion>) {
+    lead.leave();
+    lead.conclude(&conclusion);
+    caller.deliver(Delivery::Concluded(conclusion));
+}
+
+/// The future's output, or `None` if it panicked. The panic itself is printed by the process's hook.
+async fn catch_panic<F: Future>(mut future: std::pin::Pin<&mut F>) -> Option<F::Output> {
+    std::future::poll_fn(|cx| match std::panic::catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
+        Ok(poll) => poll.map(Some),
+        Err(_) => std::task::Poll::Ready(None),
+    })
+    .await
+}
