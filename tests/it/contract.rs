@@ -215,4 +215,10 @@ async fn memory_keeps_the_contract() {
     let (store, metrics) = open(Backend::Memory);
     suite(|| store.for_core()).await;
     sweep(&*store, &metrics).await;
+    let (text, _) = metrics.expose();
+    for operation in ["claim", "look", "renew", "complete", "release", "doubt", "resolve", "forget", "get", "list"] {
+        let timed = format!(r#"onceproxy_store_seconds_count{{operation="{operation}"}} "#);
+        let count = text.lines().find_map(|line| line.strip_prefix(&timed)).expect("every operation is timed");
+        assert_ne!(count, "0", "{operation} was never timed");
+    }
 }

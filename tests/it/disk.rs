@@ -241,6 +241,8 @@ async fn a_folder_that_cannot_be_made_is_tried_until_it_can() {
     let error = disk.store.claim(&fresh_claim()).await.unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Unreachable);
     assert!(error.message.contains("cannot be used"), "{}", error.message);
+    let counted = r#"onceproxy_store_errors_total{operation="claim",kind="unreachable"} 1"#;
+    assert!(disk.metrics.expose().0.contains(counted), "the failure was not counted");
     std::fs::remove_file(parent.path().join("a")).unwrap();
     until("the folder is made", async || disk.store.ready().ok()).await;
     #[cfg(unix)]

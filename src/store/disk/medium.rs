@@ -53,9 +53,11 @@ impl Medium {
         self.0.1.notify_all();
     }
 
-    /// Returns when a sync is being held back.
+    /// Returns when a sync is being held back. Bounded only so that a sync that never comes fails instead of hanging.
     pub(super) fn held(&self) {
-        drop(self.0.1.wait_while(self.state(), |state| !state.waits).unwrap());
+        let bound = std::time::Duration::from_secs(30);
+        let (state, _) = self.0.1.wait_timeout_while(self.state(), bound, |state| !state.waits).unwrap();
+        assert!(state.waits, "nothing was synced");
     }
 
     /// Calls this before each write, with a function that says what a power loss at this moment would leave, given
