@@ -157,35 +157,62 @@ pub async fn read(
 }
 
 async fn collect(body: &mut Incoming, max: usize, share: &mut Share) -> Result<Bytes, Problem> {
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
+    let mut pieces = Pieces::default();
     while let Some(frame) = body.frame().await {
         let frame = frame.map_err(|_| {
             Problem::new(Kind::BodyInvalid, "The request body broke off or is badly framed; nothing was forwarded.")
         })?;
         let Ok(data) = frame.into_data() else { continue };
-        if first.len() + rest.len() + data.len() > max {
+        if pieces.len() + data.len() > max {
             return Err(too_large(max));
         }
         if !share.grow(data.len()) {
             return Err(overloaded());
         }
-        // Most bodies come in one piece; that piece is not copied if it is large.
-        if first.is_empty() && rest.is_empty() {
-            first = own(data);
-        } else {
-            if rest.is_empty() {
-                rest.extend_from_slice(&std::mem::take(&mut first));
-            }
-            rest.extend_from_slice(&data);
-        }
+        pieces.push(data);
     }
-    Ok(if rest.is_empty() { first } else { rest.freeze() })
+    Ok(pieces.into_bytes())
 }
 
-/// A piece of a body that will be held for a while. A small one is copied out of the buffer it was read into: it would
-/// keep all of that alive, and make its connection take another one.
-pub fn own(piece: Bytes) -> Bytes {
+/// The pieces of a body that is gathered to be held for a while. Most bodies come in one piece; a large one is not copied.
+#[derive(Debug, Default)]
+pub struct Pieces {
+    first: Bytes,
+    rest: BytesMut,
+}
+
+impl Pieces {
+    /// How many bytes there are.
+    pub fn len(&self) -> usize {
+        self.first.len() + self.rest.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Adds a piece.
+    pub fn push(&mut self, piece: Bytes) {
+        if self.is_empty() {
+            self.first = own(piece);
+            return;
+        }
+        if self.rest.is_empty() {
+            self.rest.extend_from_slice(&std::mem::take(&mut self.first));
+        }
+        self.rest.extend_from_slice(&piece);
+    }
+
+    /// All of them, in order.
+    pub fn into_bytes(self) -> Bytes {
+        if self.rest.is_empty() { self.first } else { self.rest.freeze() }
+    }
+}
+
+/// A small piece is copied out of the buffer it was read into: it would keep all of that alive, and make its connection
+/// take another one.
+fn own(piece: Bytes) -> Bytes {
     /// About what the buffer of a connection holds.
     const SMALL: usize = 8 * 1024;
     if piece.len() <= SMALL { Bytes::copy_from_slice(&piece) } else { piece }
@@ -339,6 +366,19 @@ impl http_body::Body for Body {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pieces_come_out_in_order_and_whole() {
+        let large = Bytes::from(vec![7; 20_000]);
+        for parts in
+            [vec![], vec![large.clone()], vec![Bytes::new(), large.clone()], vec![large.clone(), "b".into(), large]]
+        {
+            let mut pieces = Pieces::default();
+            parts.iter().for_each(|part| pieces.push(part.clone()));
+            assert_eq!(pieces.len(), parts.iter().map(Bytes::len).sum::<usize>());
+            assert_eq!(pieces.into_bytes(), parts.concat());
+        }
+    }
 
     #[test]
     fn a_budget_is_never_overdrawn_and_gets_everything_back() {

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode, Uri, response};
@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{Body, Share, own};
+use super::body::{Body, Pieces, Share};
 use super::claim::Chain;
 use super::error::Problem;
 use super::flights::{Conclusion, Seat};
@@ -217,30 +217,21 @@ async fn collect(
     limit: usize,
     share: &mut Share,
 ) -> Result<Collected, Box<dyn std::error::Error + Send + Sync>> {
-    let mut first = Bytes::new();
-    let mut rest = BytesMut::new();
+    let mut pieces = Pieces::default();
     let mut trailers = None;
     while let Some(frame) = body.frame().await {
         match frame?.into_data() {
             Ok(data) => {
-                // The one piece that most bodies come in is not copied if it is large.
-                let fits = first.len() + rest.len() + data.len() <= limit && share.grow(data.len());
-                if first.is_empty() && rest.is_empty() {
-                    first = own(data);
-                } else {
-                    if rest.is_empty() {
-                        rest.extend_from_slice(&std::mem::take(&mut first));
-                    }
-                    rest.extend_from_slice(&data);
-                }
+                let fits = pieces.len() + data.len() <= limit && share.grow(data.len());
+                pieces.push(data);
                 if !fits {
-                    return Ok(Collected::TooMuch(if rest.is_empty() { first } else { rest.freeze() }));
+                    return Ok(Collected::TooMuch(pieces.into_bytes()));
                 }
             }
             Err(frame) => trailers = frame.into_trailers().ok(),
         }
     }
-    Ok(Collected::All(if rest.is_empty() { first } else { rest.freeze() }, trailers))
+    Ok(Collected::All(pieces.into_bytes(), trailers))
 }
 
 /// Passes a response on while it arrives. It is kept without its body, and the patience counts between bytes.
