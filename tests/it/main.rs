@@ -19,6 +19,7 @@ mod contract;
 mod disk;
 mod redis_server;
 mod redis_store;
+mod store_check;
 
 mod claiming;
 mod crash;
