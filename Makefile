@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-load test-deploy test-celery bench check fmt clippy doc deps schema image static dist clean
+.PHONY: demo build test test-load test-deploy test-celery bench fuzz check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -25,7 +25,7 @@ test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .
 	$(CARGO) build --locked --bin onceproxy
 	.venv/bin/python -m pytest -q tests/deploy
 
-bench: build ## onceproxy beside nginx, HAProxy and a hand-written layer, on this machine (ARGS=--long for growth tables).
+bench: build ## Beside nginx, HAProxy and a hand-written layer (ARGS=--long: growth); cargo bench --bench parts, or disk: only those.
 	./scripts/install-bench-packages
 	python3 benches/run.py $${CARGO_TARGET_DIR:-target}/release/onceproxy $(ARGS)
 
@@ -34,6 +34,10 @@ test-celery: deps ## A Celery worker that is killed and cut off, with the proxy 
 	$(CARGO) build --locked --bin onceproxy
 	.venv/bin/python tests/celery
 	.venv/bin/python tests/guides
+
+fuzz: ## Each fuzz target for 20 seconds, from the kept inputs (ARGS="SECONDS [TARGET...]"); needs a nightly compiler.
+	./scripts/install-fuzz-tools
+	./scripts/fuzz $(ARGS)
 
 check: fmt clippy doc ## What must be clean besides the tests.
 

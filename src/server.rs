@@ -41,6 +41,9 @@ mod tls;
 mod unix;
 mod wire;
 
+#[cfg(any(test, fuzzing))]
+#[doc(hidden)]
+pub mod fuzzing;
 #[cfg(test)]
 mod tests;
 

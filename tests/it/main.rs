@@ -43,6 +43,7 @@ mod upstream_faults;
 mod webhooks;
 
 mod answers;
+mod corpus;
 mod hops;
 mod listening;
 mod problems;
