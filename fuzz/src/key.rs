@@ -26,7 +26,7 @@ static ROUTES: LazyLock<[Route; 6]> = LazyLock::new(|| {
         "key = [\"json:/data/id\"]",
         "key = [\"header:Idempotency-Key\", \"query:op id\", \"json:/data/0/id\", \"fingerprint\"]",
         "key = [[\"header:Idempotency-Key\", \"query:op id\"], [\"query:op id\", \"json:/data/id\"]]",
-        "key = [[\"json:/data/id\", \"json:/\", \"header:Idempotency-Key\"]]\nscope = [\"query:op id\", \"header:a\"]",
+        "key = [[\"json:/data/id\", \"json:/data/0/id\", \"header:Idempotency-Key\"]]\nscope = [\"query:op id\", \"header:a\"]",
     ]
     .map(|key| route(&format!("{key}\nmax_key_length = {LONGEST}")))
 });
@@ -78,7 +78,8 @@ fn of_head(route: &Route, head: &Parts, whole: &Result<Option<Key>, String>) {
         Ok(Found::Key(key)) => assert_eq!(whole.as_ref(), Ok(&Some(key))),
         Ok(Found::Absent) => assert_eq!(whole.as_ref(), Ok(&None)),
         Ok(Found::NeedsBody) => {}
-        Err(fault) => assert_eq!(whole.as_ref(), Err(&fault.to_string())),
+        // The body may have another fault, and come first in the list.
+        Err(fault) => assert!(whole.is_err(), "{fault}, but not in the whole request"),
     }
 }
 
@@ -187,8 +188,9 @@ fn in_document(key: &Result<Option<Key>, ()>, body: &[u8]) {
         (Some(key), Some(Value::String(text))) => assert_eq!(key.value(), text.as_bytes()),
         (Some(key), Some(Value::Number(number))) => {
             let text = std::str::from_utf8(key.value()).expect("a number is ASCII");
-            let read: Option<f64> = text.parse().ok();
-            assert_eq!(read, number.as_f64(), "{text}");
+            // serde_json may be off by the last bit.
+            let (read, found) = (text.parse::<f64>().unwrap_or(f64::NAN), number.as_f64().unwrap_or(f64::NAN));
+            assert!((read - found).abs() <= read.abs() * 1e-12 + f64::MIN_POSITIVE, "{text} and {number}");
         }
         (key, found) => panic!("{key:?} where serde_json finds {found:?}"),
     }
