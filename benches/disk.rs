@@ -15,7 +15,7 @@ use onceproxy::config::store::{Backend, StoreConfig};
 use onceproxy::metrics::Metrics;
 use onceproxy::record::{self, Claim, ClaimReply, Fingerprint, OnUnknown, RecordId, Slot, Timestamp, Token};
 use onceproxy::store::{self, Store, codec};
-use redb::{Builder, Durability, ReadableDatabase, TableDefinition};
+use redb::{Builder, Durability, ReadableDatabase, ReadableTable, TableDefinition};
 
 const CALLERS: [usize; 4] = [1, 8, 64, 512];
 const CORES: usize = 2;
@@ -32,22 +32,45 @@ fn main() {
     let span = if is_bench { Duration::from_secs(seconds) } else { Duration::from_millis(50) };
     let rounds = if is_bench { rounds } else { 1 };
 
-    println!("| callers | store: claims/s | database alone: claims/s | ratio, median | least | most |");
-    println!("| --- | --- | --- | --- | --- | --- |");
+    println!(
+        "| callers | store: claims/s | database alone | ratio, median | least | most | processor µs a claim | alone |"
+    );
+    println!("| --- | --- | --- | --- | --- | --- | --- | --- |");
     for callers in CALLERS {
-        let mut pairs: Vec<(f64, f64)> =
-            (0..rounds).map(|_| (of_store(callers, span), of_database(callers.min(BATCH), span))).collect();
-        pairs.sort_by(|a, b| (a.0 / a.1).total_cmp(&(b.0 / b.1)));
-        let ratio = |at: usize| pairs[at].0 / pairs[at].1;
-        let (middle, last) = (pairs.len() / 2, pairs.len() - 1);
-        let (store, database) = pairs[middle];
+        let both = || (measured(|| of_store(callers, span)), measured(|| of_database(callers.min(BATCH), span)));
+        let mut pairs: Vec<(Side, Side)> = (0..rounds).map(|_| both()).collect();
+        let ratio = |(store, database): &(Side, Side)| store.rate / database.rate;
+        pairs.sort_by(|a, b| ratio(a).total_cmp(&ratio(b)));
+        let (store, database) = &pairs[pairs.len() / 2];
+        let [least, middle, most] = [0, pairs.len() / 2, pairs.len() - 1].map(|at| ratio(&pairs[at]));
         println!(
-            "| {callers} | {store:.0} | {database:.0} | {:.2} | {:.2} | {:.2} |",
-            ratio(middle),
-            ratio(0),
-            ratio(last)
+            "| {callers} | {:.0} | {:.0} | {middle:.2} | {least:.2} | {most:.2} | {:.0} | {:.0} |",
+            store.rate, database.rate, store.processor, database.processor
         );
     }
+}
+
+/// What one side did in one round.
+struct Side {
+    /// Claims per second.
+    rate: f64,
+    /// Microseconds of processor time for each, of all threads.
+    processor: f64,
+}
+
+fn measured(run: impl FnOnce() -> (u64, Duration)) -> Side {
+    let before = processor_time();
+    let (claims, span) = run();
+    let processor = (processor_time() - before).as_micros() as f64 / claims.max(1) as f64;
+    Side { rate: claims as f64 / span.as_secs_f64(), processor }
+}
+
+/// What this process has used so far (Linux counts in hundredths of a second).
+fn processor_time() -> Duration {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap();
+    // Behind the name, which stands in brackets and may hold anything.
+    let ticks = stat.rsplit(')').next().unwrap().split_whitespace().skip(11).take(2);
+    Duration::from_millis(10 * ticks.map(|ticks| ticks.parse::<u64>().unwrap()).sum::<u64>())
 }
 
 fn folder() -> tempfile::TempDir {
@@ -68,8 +91,8 @@ fn claim() -> Claim {
     }
 }
 
-/// Claims per second through the store: callers that each claim one key after the other, on two cores as in a proxy.
-fn of_store(callers: usize, span: Duration) -> f64 {
+/// Claims through the store: callers that each claim one key after the other, on two cores as in a proxy.
+fn of_store(callers: usize, span: Duration) -> (u64, Duration) {
     let folder = folder();
     let config = StoreConfig {
         backend: Backend::Disk { dir: folder.path().to_owned() },
@@ -92,7 +115,7 @@ fn of_store(callers: usize, span: Duration) -> f64 {
         .collect();
     let start = Instant::now();
     cores.into_iter().for_each(|core| core.unwrap().join().unwrap());
-    granted.load(Ordering::Relaxed) as f64 / start.elapsed().as_secs_f64()
+    (granted.load(Ordering::Relaxed), start.elapsed())
 }
 
 type Background = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
@@ -128,11 +151,11 @@ const DUE: TableDefinition<'_, (u64, &[u8]), ()> = TableDefinition::new("due");
 const TOMBSTONES: TableDefinition<'_, &[u8], u64> = TableDefinition::new("tombstones");
 const TOMBSTONES_DUE: TableDefinition<'_, (u64, &[u8]), ()> = TableDefinition::new("tombstones_due");
 
-/// Claims per second by the database alone, so many in each commit.
-fn of_database(group: usize, span: Duration) -> f64 {
+/// Claims by the database alone, so many in each commit.
+fn of_database(group: usize, span: Duration) -> (u64, Duration) {
     let folder = folder();
-    let (start, mut done) = (Instant::now(), 0);
     let database = open(&folder.path().join("records.redb"));
+    let (start, mut done) = (Instant::now(), 0);
     while start.elapsed() < span {
         let mut write = database.begin_write().unwrap();
         write.set_durability(Durability::Immediate).unwrap();
@@ -158,11 +181,11 @@ fn of_database(group: usize, span: Duration) -> f64 {
         write.commit().unwrap();
         done += group;
     }
-    let rate = done as f64 / start.elapsed().as_secs_f64();
+    let span = start.elapsed();
     // What was counted is there.
     let read = database.begin_read().unwrap().open_table(RECORDS).unwrap();
     assert_eq!(redb::ReadableTableMetadata::len(&read).unwrap(), done as u64);
-    rate
+    (done as u64, span)
 }
 
 fn open(path: &Path) -> redb::Database {

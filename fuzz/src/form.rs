@@ -79,18 +79,25 @@ pub(crate) fn decode(text: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn write(pairs: &[Pair], all: bool) -> Vec<u8> {
-    let encode = |text: &[u8]| -> String {
-        let escape = |byte: &u8| match byte {
-            byte if byte.is_ascii_alphanumeric() && !all => char::from(*byte).to_string(),
-            b' ' if !all => "+".to_owned(),
-            byte => format!("%{byte:02x}"),
-        };
-        text.iter().map(escape).collect()
-    };
-    let pair = |(name, value): &Pair| match value {
-        Some(value) => format!("{}={}", encode(name), encode(value)),
-        // A lone empty name would be no pair at all; it cannot come out of a body.
-        None => encode(name),
-    };
-    pairs.iter().map(pair).collect::<Vec<_>>().join("&").into_bytes()
+    let mut out = Vec::new();
+    for (name, value) in pairs {
+        encode(&mut out, name, all);
+        if let Some(value) = value {
+            out.push(b'=');
+            encode(&mut out, value, all);
+        }
+        out.push(b'&');
+    }
+    out
+}
+
+fn encode(out: &mut Vec<u8>, text: &[u8], all: bool) {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    for byte in text {
+        match byte {
+            byte if byte.is_ascii_alphanumeric() && !all => out.push(*byte),
+            b' ' if !all => out.push(b'+'),
+            byte => out.extend([b'%', DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]),
+        }
+    }
 }

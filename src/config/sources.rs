@@ -65,7 +65,7 @@ fn not_a_part(text: &str, kinds: &[&'static str], others: &str) -> Wrong {
     let near = text.split_once(':').and_then(|(kind, name)| Some((nearest(kind, kinds.iter().copied())?, name)));
     let right = match near {
         Some((kind, name)) if kind != "fingerprint" && !name.is_empty() => {
-            format!("did you mean \"{kind}:{}\"?", name.trim())
+            format!("did you mean {:?}?", format!("{kind}:{}", name.trim()))
         }
         _ if HeaderName::from_bytes(text.as_bytes()).is_ok() => format!("did you mean \"header:{text}\"?"),
         _ => format!("write \"header:NAME\", \"query:NAME\", {others}"),

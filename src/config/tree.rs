@@ -3,6 +3,7 @@
 //! serde would stop at the first mistake and know no lines afterwards; this goes on and remembers. A section also learns
 //! which keys were asked for, so that whatever else stands in it is reported. What values mean is left to others.
 
+use std::borrow::Cow;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -242,10 +243,16 @@ impl<'a> Section<'a> {
         for name in self.table.keys() {
             if !self.asked.iter().any(|asked| asked == name.get_ref()) {
                 let at = self.file.at(name.span().start);
-                self.report.unknown(at, self.name(name.get_ref()), &self.kind, name.get_ref(), &self.asked);
+                self.report.unknown(at, self.name(&key_shown(name.get_ref())), &self.kind, name.get_ref(), &self.asked);
             }
         }
     }
+}
+
+/// A key as it stands in a file. One with a line end in it must not make two messages of one.
+fn key_shown(key: &str) -> Cow<'_, str> {
+    let is_bare = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+    if is_bare && !key.is_empty() { key.into() } else { format!("{key:?}").into() }
 }
 
 /// Parses a value that must be a string. For another type the remedy is the one that the same characters would get.

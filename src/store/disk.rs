@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock, Weak};
 use std::time::Duration;
 
+use tokio::sync::oneshot;
 use tokio::time::MissedTickBehavior;
 
 use super::clock::Clock;
@@ -25,12 +26,14 @@ use crate::record::{
 mod folder;
 #[cfg(test)]
 mod medium;
+mod reads;
 mod tables;
 #[cfg(test)]
 mod tests;
 mod writer;
 
 use folder::Folder;
+use reads::Reads;
 use tables::{Counts, Fault, Found, Tables, View};
 use writer::{Tell, Writer, unreadable_record};
 
@@ -75,6 +78,7 @@ impl Default for Phase {
 /// An opened folder. The fields are dropped in this order: first the writer ends, last the folder is let go.
 struct Running {
     writer: Writer,
+    reads: Arc<Reads<View>>,
     tables: Arc<Tables>,
     clock: Clock,
     _folder: Folder,
@@ -114,21 +118,29 @@ impl Running {
         }
         let tables = Arc::new(tables);
         let writer = Writer::start(Arc::clone(&tables), counts, clock, tell.clone())?;
-        Ok(Running { writer, tables, clock, _folder: folder })
+        Ok(Running { writer, reads: Arc::default(), tables, clock, _folder: folder })
     }
 
-    /// Reads from the last committed state. Blocks on the medium, so not on a runtime's thread.
-    fn read<R>(&self, read: impl FnOnce(&View, Timestamp) -> Result<R, Fault>) -> Result<R, StoreError> {
-        let broken = |message: &str| StoreError::new(StoreErrorKind::Broken, false, message);
-        if let Some(fault) = self.writer.fault() {
-            return Err(broken(fault));
+    /// The last committed state, `None` if the database has failed. Blocks on the medium, so not on a runtime's thread.
+    fn look(&self) -> Option<View> {
+        if self.writer.fault().is_some() {
+            return None;
         }
-        // The clock after the state: what was committed is never younger than what is concluded from it.
-        let result = self.tables.view().and_then(|view| read(&view, self.clock.now()));
+        self.tables.view().inspect_err(|fault| self.writer.break_down(fault)).ok()
+    }
+
+    /// What a read says to its caller.
+    fn conclude<R>(&self, result: Result<R, Fault>) -> Result<R, StoreError> {
         result.map_err(|fault| {
             self.writer.break_down(&fault);
-            broken("the database on disk failed").because(fault)
+            StoreError::new(StoreErrorKind::Broken, false, "the database on disk failed").because(fault)
         })
+    }
+
+    /// What the caller of a read is told that was dropped.
+    fn unread(&self) -> StoreError {
+        let message = self.writer.fault().unwrap_or("reading the records panicked");
+        StoreError::new(StoreErrorKind::Broken, false, message)
     }
 }
 
@@ -220,11 +232,18 @@ impl Disk {
         read: impl FnOnce(&View, Timestamp) -> Result<R, Fault> + Send + 'static,
     ) -> Result<R, StoreError> {
         let running = self.0.running()?;
-        let reading = tokio::task::spawn_blocking(move || running.read(read));
-        let result = self.0.bounded(false, async { Ok(reading.await) }).await?;
-        result.unwrap_or_else(|panic| {
-            Err(StoreError::new(StoreErrorKind::Broken, false, "reading the records panicked").because(panic))
-        })
+        let (reply, answer) = oneshot::channel();
+        let by = Arc::clone(&running);
+        let turn = running.reads.add(move |view: &View| {
+            // The clock after the state: what was committed is never younger than what is concluded from it.
+            drop(reply.send(by.conclude(read(view, by.clock.now()))));
+        });
+        if let Some(turn) = turn {
+            let running = Arc::clone(&running);
+            drop(tokio::task::spawn_blocking(move || turn.serve(|| running.look())));
+        }
+        let result = self.0.bounded(false, async { Ok(answer.await) }).await?;
+        result.unwrap_or_else(|_| Err(running.unread()))
     }
 
     async fn read_record<R: Send + 'static>(

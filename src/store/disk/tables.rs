@@ -21,8 +21,8 @@ use std::path::Path;
 use bytes::Bytes;
 use redb::backends::FileBackend;
 use redb::{
-    Builder, Database, DatabaseError, Durability, ReadOnlyTable, ReadableDatabase, ReadableTable, StorageError, Table,
-    TableDefinition,
+    Builder, Database, DatabaseError, Durability, ReadOnlyTable, ReadTransaction, ReadableDatabase, ReadableTable,
+    StorageError, Table, TableDefinition,
 };
 
 use super::super::index::{Marks, Position, as_shown, has_lapsed, matches, unchanged};
@@ -156,7 +156,7 @@ impl Tables {
     /// The committed state at this moment.
     pub(super) fn view(&self) -> Result<View, Fault> {
         let read = self.0.begin_read()?;
-        Ok(View { records: read.open_table(RECORDS)?, open: read.open_table(OPEN)? })
+        Ok(View { records: read.open_table(RECORDS)?, read })
     }
 }
 
@@ -338,7 +338,8 @@ impl<'txn> Batch<'txn> {
 /// One committed state of the tables.
 pub(super) struct View {
     records: ReadOnlyTable<&'static [u8], &'static [u8]>,
-    open: ReadOnlyTable<(u64, &'static [u8]), u8>,
+    // For what only lists read.
+    read: ReadTransaction,
 }
 
 impl View {
@@ -354,7 +355,7 @@ impl View {
             return Ok(page);
         }
         let after = after.map(|position| (position.claimed_at.0, key_of(&position.id)));
-        let slice = open_after(&self.open, after.as_ref(), PAGE_SCAN)?;
+        let slice = open_after(&self.read.open_table(OPEN)?, after.as_ref(), PAGE_SCAN)?;
         let may_go_on = slice.len() == PAGE_SCAN;
         let mut last = None;
         for ((at, key), state) in slice {
