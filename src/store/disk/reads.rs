@@ -6,7 +6,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 // Threads that read at a time: one that waits for the medium must not hold up what others find in memory.
-const THREADS: usize = 2;
+const THREADS: usize = 4;
 // Reads that share a look, at most: bounds how long the last of them waits for the first.
 const SHARED: usize = 32;
 
