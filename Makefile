@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-load test-deploy test-celery bench check fmt clippy doc deps schema image static dist clean
+.PHONY: demo build test test-stores test-load test-deploy test-celery bench check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -16,6 +16,9 @@ test: deps ## All tests, with real Redis servers; installs what they need.
 	$(CARGO) test --locked --doc
 	$(MAKE) test-deploy
 	$(MAKE) test-celery
+
+test-stores: deps ## The stores in the topologies of production alone: Redis Cluster, Sentinel, TLS, failover.
+	$(CARGO) test --locked --test it -- topologies::
 
 test-load: ## What 10,000 waiting duplicates cost, in the release binary; needs 12,000 open files a process.
 	$(CARGO) test --release --locked --test it -- --ignored --nocapture ten_thousand

@@ -5,11 +5,11 @@
 
 use std::path::Path;
 
-use secrecy::ExposeSecret;
+use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 use toml::Value;
 
-use super::store::Backend;
+use super::store::{Backend, Topology};
 use super::{Config, effective};
 
 /// The settings that can change while the process runs, besides those of routes.
@@ -64,8 +64,10 @@ fn differing(running: &Config, next: &Config) -> Vec<String> {
         settings.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
     };
     names.retain(|name| value(&before, name) != value(&after, name));
-    if !names.iter().any(|name| name == "store.url") && password(running) != password(next) {
-        names.push("store.url".to_owned());
+    for (name, [before, after]) in ["store.url", "store.sentinel_password"].into_iter().zip(passwords(running, next)) {
+        if before != after && !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
     }
     names
 }
@@ -85,11 +87,21 @@ fn settings(config: &Config) -> Vec<(String, Value)> {
     found
 }
 
-fn password(config: &Config) -> Option<&str> {
-    match &config.store.backend {
-        Backend::Redis(redis) => redis.password.as_ref().map(ExposeSecret::expose_secret),
-        _ => None,
-    }
+/// The passwords before and after: of the store, of its sentinels.
+fn passwords<'a>(running: &'a Config, next: &'a Config) -> [[Option<&'a str>; 2]; 2] {
+    let exposed = |password: &'a Option<SecretString>| password.as_ref().map(ExposeSecret::expose_secret);
+    let of = |config: &'a Config| match &config.store.backend {
+        Backend::Redis(redis) => {
+            let sentinels = match &redis.topology {
+                Topology::Sentinel(sentinels) => exposed(&sentinels.password),
+                _ => None,
+            };
+            [exposed(&redis.password), sentinels]
+        }
+        _ => [None, None],
+    };
+    let ([url, sentinels], [next_url, next_sentinels]) = (of(running), of(next));
+    [[url, next_url], [sentinels, next_sentinels]]
 }
 
 /// What a file holds, as far as it takes to notice a change: by content, since the files of a mounted Kubernetes

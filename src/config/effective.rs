@@ -13,7 +13,7 @@ use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNO
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
 use super::statuses::Verdict;
-use super::store::{Backend, StoreConfig};
+use super::store::{Backend, StoreConfig, Topology};
 use super::store_url::{self, MASK};
 use super::values::{print_duration, print_size, word};
 use super::{Config, ForwardKey, Route, Upstream};
@@ -75,6 +75,20 @@ fn store(page: &mut Page, store: &StoreConfig) {
     page.text("prefix", &store.prefix);
     page.value("allow_eviction", store.allow_eviction);
     if let Backend::Redis(redis) = &store.backend {
+        let wait = redis.acknowledged;
+        page.number("wait_replicas", wait.map_or(0, |wait| wait.replicas as usize));
+        if let Some(wait) = wait {
+            page.value("wait_aof", wait.on_disk);
+            page.duration("wait_timeout", wait.timeout);
+        }
+        if let Topology::Sentinel(sentinels) = &redis.topology {
+            if let Some(username) = &sentinels.username {
+                page.text("sentinel_username", username);
+            }
+            if sentinels.password.is_some() {
+                page.text("sentinel_password", store_url::MASK);
+            }
+        }
         let tls = redis.tls.clone().unwrap_or_default();
         page.path("ca_file", tls.ca_file.as_deref());
         page.path("client_cert_file", tls.client.as_ref().map(|(cert, _)| cert.as_path()));

@@ -8,7 +8,7 @@ use super::presets::Preset;
 use super::route::Made;
 use super::sections::DEFAULT_PREFIX;
 use super::statuses::Entry;
-use super::store::{Backend, StoreConfig};
+use super::store::{Backend, Place, Redis, Sentinels, StoreConfig, Topology};
 use super::tree::Section;
 use super::{ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, address, store_url};
 
@@ -25,12 +25,18 @@ pub(super) fn of_store(section: &Section<'_>, store: &StoreConfig, at: &Origin) 
         ),
         Backend::Disk { .. } => {}
         Backend::Redis(redis) => {
-            if redis.password.is_some() && redis.tls.is_none() && !address::is_loopback(&redis.host) {
+            let is_here = |place: &Place| address::is_loopback(&place.host);
+            if redis.password.is_some() && redis.tls.is_none() && !places(redis).iter().all(is_here) {
                 warn("the password crosses the network in clear", "use rediss://");
             }
+            let masked = "the password is the mask of printed settings";
             if store_url::is_mask(redis.password.as_ref()) {
-                let risk = "the password is the mask of printed settings";
-                warn(risk, "put the real password in its place");
+                warn(masked, "put the real password in its place");
+            }
+            if let Topology::Sentinel(sentinels) = &redis.topology
+                && store_url::is_mask(sentinels.password.as_ref())
+            {
+                section.warning("sentinel_password", masked, "put the real password in its place");
             }
             if store.allow_eviction {
                 let risk = "a Redis that evicts keys may forget a claim, and the request runs a second time";
@@ -41,6 +47,13 @@ pub(super) fn of_store(section: &Section<'_>, store: &StoreConfig, at: &Origin) 
                 );
             }
         }
+    }
+}
+
+fn places(redis: &Redis) -> &[Place] {
+    match &redis.topology {
+        Topology::One(place) => std::slice::from_ref(place),
+        Topology::Sentinel(Sentinels { places, .. }) | Topology::Cluster(places) => places,
     }
 }
 

@@ -12,7 +12,7 @@ use secrecy::SecretString;
 use super::address::{admin_listen, listen};
 use super::egress::{Egress, allowed};
 use super::mistakes::{Located, Origin, Report, Wrong, wrong};
-use super::store::{Backend, RedisTls, StoreConfig};
+use super::store::{Acknowledged, Backend, RedisTls, StoreConfig, Topology};
 use super::tree::{Section, shown};
 use super::values::{at_least, choice, count, duration, size};
 use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, risks, store_url};
@@ -238,22 +238,11 @@ pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
     let wrongly_given = given.is_none() && section.has("url");
     let url = outer.over(root.report, "store.url", given, store_url::parse);
     let mut url = or(url, Backend::Disk { dir: "./onceproxy-data".into() });
-    let tls = redis_tls(&mut section);
-    match &mut url.value {
-        Backend::Redis(redis) if redis.tls.is_some() => redis.tls = Some(tls),
-        _ if wrongly_given => {}
-        _ => {
-            for key in ["ca_file", "client_cert_file", "client_key_file"].into_iter().filter(|key| section.has(key)) {
-                section.mistake(
-                    key,
-                    wrong("the store is not reached by TLS", "take it out, or write rediss:// in the store's URL"),
-                );
-            }
-        }
-    }
+    let timeout = section.duration("timeout", MOMENT, Duration::from_secs(1));
+    redis(&mut section, &mut url.value, timeout, wrongly_given);
     let config = StoreConfig {
         backend: url.value,
-        timeout: section.duration("timeout", MOMENT, Duration::from_secs(1)),
+        timeout,
         prefix: section.text("prefix", prefix).map_or_else(|| DEFAULT_PREFIX.to_owned(), |located| located.value),
         allow_eviction: section.flag("allow_eviction", false),
     };
@@ -265,8 +254,65 @@ pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
 /// The prefix that every deployment has which does not set one.
 pub(super) const DEFAULT_PREFIX: &str = "once";
 
-fn redis_tls(section: &mut Section<'_>) -> RedisTls {
-    RedisTls { ca_file: section.path("ca_file"), client: section.client_certificate() }
+const OF_TLS: [&str; 3] = ["ca_file", "client_cert_file", "client_key_file"];
+const OF_SENTINELS: [&str; 2] = ["sentinel_username", "sentinel_password"];
+const OF_REPLICAS: [&str; 3] = ["wait_replicas", "wait_timeout", "wait_aof"];
+
+/// Reads what only Redis has, and refuses what does not fit to the URL; where that is wrong itself, nothing is said.
+fn redis(section: &mut Section<'_>, backend: &mut Backend, timeout: Duration, wrongly_given: bool) {
+    let tls = RedisTls { ca_file: section.path("ca_file"), client: section.client_certificate() };
+    let acknowledged = acknowledged(section, timeout);
+    let [username, password] = OF_SENTINELS.map(|key| section.text(key, login).map(|located| located.value));
+    let refuse = |keys: &[&str], what: &str, right: &str| {
+        for key in keys.iter().filter(|key| !wrongly_given && section.has(key)) {
+            section.mistake(key, wrong(what, right));
+        }
+    };
+    let Backend::Redis(redis) = backend else {
+        refuse(&OF_TLS, "the store is not reached by TLS", NO_TLS);
+        refuse(&OF_SENTINELS, "the store has no sentinels", NO_SENTINELS);
+        return refuse(&OF_REPLICAS, "the store has no replicas", "take it out, or name a Redis in the store's URL");
+    };
+    match &mut redis.tls {
+        Some(given) => *given = tls,
+        None => refuse(&OF_TLS, "the store is not reached by TLS", NO_TLS),
+    }
+    match &mut redis.topology {
+        Topology::Sentinel(sentinels) => {
+            if username.is_some() && password.is_none() {
+                section.mistake("sentinel_username", wrong("a user without a password", "give sentinel_password"));
+            }
+            (sentinels.username, sentinels.password) = (username, password.map(Into::into));
+        }
+        _ => refuse(&OF_SENTINELS, "the store has no sentinels", NO_SENTINELS),
+    }
+    redis.acknowledged = acknowledged;
+}
+
+const NO_TLS: &str = "take it out, or write rediss:// in the store's URL";
+const NO_SENTINELS: &str = "take it out, or write redis+sentinel:// in the store's URL";
+
+/// How many waits for replicas must fit into `store.timeout`: a claim may come in behind the wait of others, and must
+/// have the time for a second try.
+const WAITS_IN_A_TIMEOUT: u32 = 4;
+
+/// Reads what a claim waits for.
+fn acknowledged(section: &mut Section<'_>, timeout: Duration) -> Option<Acknowledged> {
+    let replicas = section.read("wait_replicas", count(0, 100)).map_or(0, |located| located.value);
+    let on_disk = section.flag("wait_aof", false);
+    let longest = timeout / WAITS_IN_A_TIMEOUT;
+    let usual = Duration::from_millis(200).min(longest).max(MOMENT);
+    let wait = section.duration("wait_timeout", MOMENT, usual);
+    if wait > longest && section.has("wait_timeout") {
+        let what = "a claim may wait for the replicas twice, and then has no time for another try";
+        section.mistake("wait_timeout", wrong(what, "set it to at most a quarter of store.timeout"));
+    }
+    let replicas = u32::try_from(replicas).unwrap_or(u32::MAX);
+    (replicas > 0 || on_disk).then_some(Acknowledged { replicas, on_disk, timeout: wait })
+}
+
+fn login(text: &str) -> Result<String, Wrong> {
+    if text.is_empty() { Err(wrong("it is empty", "give it, or take it out")) } else { Ok(text.to_owned()) }
 }
 
 impl Section<'_> {

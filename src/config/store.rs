@@ -20,6 +20,7 @@ pub struct StoreConfig {
 
 /// The back-ends.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a process has one")]
 pub enum Backend {
     /// In this process, gone with it.
     Memory,
@@ -28,7 +29,7 @@ pub enum Backend {
         /// The folder; made if it is not there.
         dir: PathBuf,
     },
-    /// One Redis server.
+    /// Redis: one server, one behind sentinels, or a cluster.
     Redis(Redis),
 }
 
@@ -39,21 +40,73 @@ impl Backend {
     }
 }
 
-/// One Redis server: `redis://[user[:password]@]host[:port][/db]`, or `rediss://` for TLS.
+/// Redis, in any of its topologies.
 #[derive(Clone, Debug)]
 pub struct Redis {
-    /// A DNS name or an IP address (v6 without brackets).
-    pub host: String,
-    /// Default 6379.
-    pub port: u16,
-    /// The database number. Default 0.
+    /// Which servers, and who says which of them is the master.
+    pub topology: Topology,
+    /// The database number, 0 on a cluster. Default 0.
     pub db: i64,
     /// The ACL user; `None` is the server's default user.
     pub username: Option<String>,
     /// The password, if one is needed.
     pub password: Option<SecretString>,
-    /// Set for `rediss://`.
+    /// Set for `rediss://` and its kin; sentinels are reached by TLS as well then.
     pub tls: Option<RedisTls>,
+    /// What a claim waits for before it counts; `None` is the server's own answer.
+    pub acknowledged: Option<Acknowledged>,
+}
+
+impl Redis {
+    /// These servers without a password, with everything else as by default.
+    pub fn new(topology: Topology) -> Redis {
+        Redis { topology, db: 0, username: None, password: None, tls: None, acknowledged: None }
+    }
+}
+
+/// How the servers of one Redis hang together.
+#[derive(Clone, Debug)]
+pub enum Topology {
+    /// One server: `redis://[user[:password]@]host[:port][/db]`.
+    One(Place),
+    /// A master that sentinels name: `redis+sentinel://[user[:password]@]host[:port],…/name[/db]`.
+    Sentinel(Sentinels),
+    /// A cluster, found through any of these nodes: `redis+cluster://[user[:password]@]host[:port],…`.
+    Cluster(Vec<Place>),
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// A DNS name or an IP address (v6 without brackets).
+    pub host: String,
+    /// Default 6379, of a sentinel 26379.
+    pub port: u16,
+}
+
+/// The sentinels, and what they call the master.
+#[derive(Clone, Debug)]
+pub struct Sentinels {
+    /// All that are known: one that does not answer holds nothing up.
+    pub places: Vec<Place>,
+    /// The name of the master in their settings.
+    pub master: String,
+    /// The ACL user at the sentinels (`store.sentinel_username`).
+    pub username: Option<String>,
+    /// The password at the sentinels (`store.sentinel_password`); the store's own is never sent to them.
+    pub password: Option<SecretString>,
+}
+
+/// What must be acknowledged before a claim counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// By how many replicas (`store.wait_replicas`).
+    pub replicas: u32,
+    /// Whether having it in memory is not enough: the master and each of these replicas must have it on disk
+    /// (`store.wait_aof`, Redis 7.2).
+    pub on_disk: bool,
+    /// How long is waited for them (`store.wait_timeout`). Default 200 ms.
+    pub timeout: Duration,
 }
 
 /// How TLS to Redis is verified.

@@ -1,22 +1,24 @@
-//! Records on one Redis server, shared by many proxies.
+//! Records on Redis, shared by many proxies: on one server, on a master that sentinels name, or on a cluster.
 //!
 //! Every operation is one script and one round trip; the scripts say in Lua what `record.rs` says in Rust, and a
 //! property test holds the two against each other. Each core has two connections, one for claims and one for bodies, so
 //! that a large replay does not hold up a claim. What the server survives is its own affair; see `docs/stores.md`.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use redis::Value;
 
 use self::ask::{Limits, NoAnswer, Question, ask};
-use self::health::Health;
+use self::health::Watched;
 use self::keys::Keys;
-use self::link::{Endpoint, Link};
+use self::lane::Lane;
 use self::replies::{Claimed, Completed, Looked, Recorded};
 use self::scripts::{Call, Script, Scripts};
 use self::subscriber::Subscriptions;
+use self::topology::Topology;
 use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch, codec};
 use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
@@ -25,17 +27,24 @@ use crate::record::{
     Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Token, lapse,
 };
 
+mod acknowledge;
 mod ask;
 #[cfg(test)]
 mod differential;
+mod directory;
 mod health;
 mod keys;
+mod lane;
 mod link;
 mod list;
 mod replies;
 mod scripts;
+mod server;
 mod subscriber;
 mod sweep;
+mod tls;
+mod together;
+mod topology;
 
 /// In the index the claimed stand at this plus the end of their lease, the unknown at the moment they became so. Both
 /// stay below 2^53, where a score is exact. Named so in `record.lua` too.
@@ -56,13 +65,15 @@ pub(super) fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opene
     let Backend::Redis(server) = &config.backend else {
         return Err(OpenError::new("store.url does not name a Redis server"));
     };
-    let endpoint = Arc::new(Endpoint::new(server, config.timeout)?);
+    let watched =
+        Watched { allow_eviction: config.allow_eviction, acknowledged: server.acknowledged, in_doubt: Arc::default() };
+    let topology = Topology::new(server, config.timeout, watched.clone())?;
     let shared = Arc::new(Shared {
         keys: Keys::new(&config.prefix),
-        scripts: Scripts::new(),
-        endpoint,
+        scripts: Scripts::new(topology.is_cluster()),
+        topology,
         timeout: config.timeout,
-        health: Health::new(config.allow_eviction),
+        watched,
         subscriptions: Subscriptions::new(),
         metrics: Arc::clone(metrics),
     });
@@ -74,37 +85,75 @@ pub(super) fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opene
 struct Shared {
     keys: Keys,
     scripts: Scripts,
-    endpoint: Arc<Endpoint>,
+    topology: Topology,
     timeout: Duration,
-    health: Health,
+    watched: Watched,
     subscriptions: Subscriptions,
     metrics: Arc<Metrics>,
 }
 
 async fn background(shared: Arc<Shared>) {
-    let link = Link::new(Arc::clone(&shared.endpoint));
+    let lane = Lane::new(&shared.topology);
     tokio::join!(
-        health::watch_server(&shared, &link),
-        sweep::sweep_for_ever(&shared, &link),
-        subscriber::listen(&shared, &link),
-        subscriber::poll(&shared, &link),
+        topology::keep(&shared.topology),
+        health::watch_servers(&shared, &lane),
+        sweep::sweep_for_ever(&shared, &lane),
+        subscriber::listen(&shared),
+        subscriber::poll(&shared, &lane),
     );
 }
 
+/// How many connections carry claims that wait for replicas: one that is not waiting is there for the next claim.
+const WAITING_LANES: usize = 2;
+
 struct RedisStore {
     shared: Arc<Shared>,
-    claims: Link,
-    bodies: Link,
+    claims: Lane,
+    bodies: Lane,
+    waiting: Option<WaitingLanes>,
+}
+
+/// Claims that wait hold up what comes behind them, so nothing else goes by their connections.
+struct WaitingLanes {
+    lanes: [Lane; WAITING_LANES],
+    under_way: [AtomicUsize; WAITING_LANES],
+}
+
+/// Counts one claim on its lane.
+struct UnderWay<'a>(&'a AtomicUsize);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl WaitingLanes {
+    /// The lane with the fewest claims.
+    fn pick(&self) -> (&Lane, UnderWay<'_>) {
+        let (lane, count) = self
+            .lanes
+            .iter()
+            .zip(&self.under_way)
+            .min_by_key(|(_, count)| count.load(Ordering::Relaxed))
+            .expect("there is more than none");
+        count.fetch_add(1, Ordering::Relaxed);
+        (lane, UnderWay(count))
+    }
 }
 
 impl RedisStore {
     fn new(shared: Arc<Shared>) -> RedisStore {
-        let link = || Link::new(Arc::clone(&shared.endpoint));
-        RedisStore { claims: link(), bodies: link(), shared }
+        let lane = || Lane::new(&shared.topology);
+        let waiting = shared
+            .watched
+            .acknowledged
+            .map(|_| WaitingLanes { lanes: std::array::from_fn(|_| lane()), under_way: Default::default() });
+        RedisStore { claims: lane(), bodies: lane(), waiting, shared }
     }
 
     fn limits(&self) -> Limits {
-        Limits::new(self.shared.timeout, self.shared.health.is_reachable())
+        Limits::new(self.shared.timeout)
     }
 
     fn attempt<'a>(&self, script: &'a Script, claim: &'a Claim) -> Call<'a> {
@@ -117,19 +166,29 @@ impl RedisStore {
             .number(claim.unknown_retention.map_or(0, millis))
     }
 
-    async fn ask(&self, link: &Link, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
-        ask(link, &Question::Script(call), limits).await.inspect_err(|no| self.shared.health.failed(&no.error))
+    async fn ask(&self, lane: &Lane, id: &RecordId, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
+        ask(lane.to_shard(id.hash()[0]), &Question::Script(call), limits).await
+    }
+
+    async fn ask_to_claim(&self, id: &RecordId, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
+        let question = Question::Claim(call);
+        match &self.waiting {
+            None => ask(self.claims.to_shard(id.hash()[0]), &question, limits).await,
+            Some(waiting) => {
+                let (lane, _under_way) = waiting.pick();
+                ask(lane.to_shard(id.hash()[0]), &question, limits).await
+            }
+        }
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let limits = self.limits();
-        health::admit_claim(&self.shared, &self.claims, limits).await?;
         for _ in 0..VANISHED_AT_MOST {
             let call = self
                 .attempt(&self.shared.scripts.claim, claim)
                 .number(u8::from(claim.on_unknown == OnUnknown::Resend))
                 .number(INLINE_BODY as u64);
-            match Claimed::read(self.ask(&self.claims, call, limits).await?)? {
+            match Claimed::read(self.ask_to_claim(&claim.id, call, limits).await?)? {
                 Claimed::Decided { reply, lapsed } => {
                     self.count_stale(&claim.id, lapsed);
                     return Ok(reply);
@@ -151,7 +210,7 @@ impl RedisStore {
                 .arg(b"")
                 .fingerprint(fingerprint)
                 .number(INLINE_BODY as u64);
-            match Looked::read(self.ask(&self.claims, call, limits).await?)? {
+            match Looked::read(self.ask(&self.claims, id, call, limits).await?)? {
                 Looked::Decided { reply, lapsed } => {
                     self.count_stale(id, lapsed);
                     return Ok(reply);
@@ -181,9 +240,7 @@ impl RedisStore {
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.shared.keys.record(id));
         let question = Question::Commands(commands);
-        let answer = Box::pin(ask(&self.bodies, &question, limits)).await.inspect_err(|no| {
-            self.shared.health.failed(&no.error);
-        })?;
+        let answer = Box::pin(ask(self.bodies.to_shard(id.hash()[0]), &question, limits)).await?;
         match one(answer)? {
             Value::BulkString(value) if value.starts_with(&head) => {
                 let record = codec::decode(Bytes::from(value)).map_err(replies::unreadable)?;
@@ -206,7 +263,7 @@ impl RedisStore {
                 with_response(self.attempt(script, claim).number(millis(retention)), Some(response), body)
                     .number(INLINE_BODY as u64)
             };
-            let (answer, kept) = self.write(scripts, response.body(), limits, call).await?;
+            let (answer, kept) = self.write(&claim.id, scripts, response.body(), limits, call).await?;
             match Recorded::read(answer)? {
                 Recorded::Decided(CompleteReply::Stored) if !kept => {
                     return Ok(CompleteReply::WithoutBody { rewritten: false });
@@ -229,6 +286,7 @@ impl RedisStore {
     /// body was kept.
     async fn write<'a, F>(
         &self,
+        id: &RecordId,
         [if_room, always]: [&'a Script; 2],
         body: Option<&'a Bytes>,
         limits: Limits,
@@ -238,15 +296,15 @@ impl RedisStore {
         F: Fn(&'a Script, Option<&'a [u8]>) -> Call<'a>,
     {
         let Some(body) = body.filter(|body| body.len() > ALWAYS_KEPT) else {
-            return Ok((self.ask(&self.bodies, call(always, body.map(Bytes::as_ref)), limits).await?, true));
+            return Ok((self.ask(&self.bodies, id, call(always, body.map(Bytes::as_ref)), limits).await?, true));
         };
         // A server that does not take it may cut the connection before its reason can be read.
         let patience = if body.len() >= LEAST_BULK { limits.until_cut(2) } else { limits };
-        match self.ask(&self.bodies, call(if_room, Some(body)), patience).await {
+        match self.ask(&self.bodies, id, call(if_room, Some(body)), patience).await {
             Ok(answer) => Ok((answer, true)),
             Err(no) if no.is_full || no.is_too_large || (body.len() >= LEAST_BULK && no.cuts > 1) => {
                 tracing::warn!(bytes = body.len(), error = %no.error, "a response is recorded without its body");
-                Ok((self.ask(&self.bodies, call(always, None), limits).await?, false))
+                Ok((self.ask(&self.bodies, id, call(always, None), limits).await?, false))
             }
             Err(no) => Err(no.error),
         }
@@ -263,7 +321,8 @@ impl RedisStore {
             let call = self.attempt(script, claim).number(codec::reason_code(reason));
             with_response(call, response, body)
         };
-        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let (answer, _) =
+            self.write(&claim.id, scripts, response.and_then(Response::body), self.limits(), call).await?;
         replies::doubted(answer)
     }
 
@@ -287,7 +346,7 @@ impl RedisStore {
                 .number(millis(retention));
             with_response(call, response, body)
         };
-        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let (answer, _) = self.write(id, scripts, response.and_then(Response::body), self.limits(), call).await?;
         replies::resolved(answer)
     }
 
@@ -295,15 +354,14 @@ impl RedisStore {
         let call = Call::new(&self.shared.scripts.forget, self.shared.keys.names(id, Some(token)))
             .arg(token.as_bytes())
             .number(u8::from(force));
-        replies::forgotten(self.ask(&self.claims, call, self.limits()).await?)
+        replies::forgotten(self.ask(&self.claims, id, call, self.limits()).await?)
     }
 
     async fn get(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
         let mut commands = redis::pipe();
         commands.cmd("TIME").cmd("GET").arg(self.shared.keys.record(id));
-        let answer = ask(&self.bodies, &Question::Commands(commands), self.limits()).await.inspect_err(|no| {
-            self.shared.health.failed(&no.error);
-        })?;
+        let question = Question::Commands(commands);
+        let answer = ask(self.bodies.to_shard(id.hash()[0]), &question, self.limits()).await?;
         let Value::Array(answers) = answer else { return Err(odd_answer()) };
         let mut answers = answers.into_iter();
         let now = answers.next().and_then(|time| list::time_of(&time)).ok_or_else(odd_answer)?;
@@ -379,7 +437,7 @@ impl Store for RedisStore {
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
         Box::pin(async {
             let call = self.attempt(&self.shared.scripts.renew, claim);
-            replies::renewed(self.ask(&self.claims, call, self.limits()).await?)
+            replies::renewed(self.ask(&self.claims, &claim.id, call, self.limits()).await?)
         })
     }
 
@@ -395,7 +453,7 @@ impl Store for RedisStore {
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
         Box::pin(async {
             let call = self.attempt(&self.shared.scripts.release, claim);
-            replies::released(self.ask(&self.claims, call, self.limits()).await?)
+            replies::released(self.ask(&self.claims, &claim.id, call, self.limits()).await?)
         })
     }
 
@@ -422,9 +480,7 @@ impl Store for RedisStore {
     }
 
     fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page> {
-        Box::pin(async {
-            list::list(&self.shared, &self.bodies, query).await.inspect_err(|e| self.shared.health.failed(e))
-        })
+        Box::pin(list::list(&self.shared, &self.bodies, query))
     }
 
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
@@ -432,6 +488,6 @@ impl Store for RedisStore {
     }
 
     fn ready(&self) -> Result<(), NotReady> {
-        self.shared.health.ready()
+        self.shared.topology.ready()
     }
 }

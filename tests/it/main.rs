@@ -50,3 +50,5 @@ mod secrets;
 mod vectors;
 
 mod storm;
+
+mod topologies;

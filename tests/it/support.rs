@@ -10,6 +10,7 @@ pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod relay;
 pub(crate) mod tls;
+pub(crate) mod topologies;
 pub(crate) mod upstream;
 pub(crate) mod wire;
 pub(crate) mod world;

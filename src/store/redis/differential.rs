@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
-use crate::config::store::Redis;
+use crate::config::store::{self as config, Redis};
 use crate::record::{self, Slot, State, Timestamp};
 
 #[path = "../../../tests/it/redis_server.rs"]
@@ -188,15 +188,15 @@ impl Bench {
     fn new() -> Bench {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = RedisServer::start(&[]);
-        let redis =
-            Redis { host: "127.0.0.1".into(), port: server.port(), db: 0, username: None, password: None, tls: None };
+        let redis = Redis::new(config::Topology::One(config::Place { host: "127.0.0.1".into(), port: server.port() }));
+        let watched = Watched { allow_eviction: false, acknowledged: None, in_doubt: Arc::default() };
         let timeout = Duration::from_secs(10);
         let shared = Arc::new(Shared {
             keys: Keys::new("once"),
             scripts: Scripts::with_clock(CLOCK),
-            endpoint: Arc::new(Endpoint::new(&redis, timeout).unwrap()),
+            topology: Topology::new(&redis, timeout, watched.clone()).unwrap(),
             timeout,
-            health: Health::new(false),
+            watched,
             subscriptions: Subscriptions::new(),
             metrics: Metrics::new(),
         });
@@ -222,7 +222,7 @@ impl Bench {
     }
 
     async fn commands(&self, commands: redis::Pipeline) -> Vec<Value> {
-        let answer = ask(&self.store.claims, &Question::Commands(commands), self.store.limits()).await;
+        let answer = ask(self.store.claims.to_shard(0), &Question::Commands(commands), self.store.limits()).await;
         let Ok(Value::Array(answers)) = answer else { panic!("no answer") };
         answers
     }
@@ -237,7 +237,7 @@ impl Bench {
     async fn compare(&self, id: &RecordId, model: &Model, now: Timestamp) -> Result<(), TestCaseError> {
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.store.shared.keys.record(id));
-        commands.cmd("ZSCORE").arg(self.store.shared.keys.open_of(id.hash()[0].into())).arg(id.to_string());
+        commands.cmd("ZSCORE").arg(self.store.shared.keys.open_of(id.hash()[0])).arg(id.to_string());
         commands.cmd("PEXPIRETIME").arg(self.store.shared.keys.record(id));
         let answers = self.commands(commands).await;
         let is_there = |record: &Record| record.expires_at().is_none_or(|at| at > now);
@@ -284,7 +284,11 @@ impl Bench {
             Operation::Forget { token: t, force } => said(store.forget(id, token(*t), *force).await),
             Operation::Sweep => {
                 let call = Call::new(&self.store.shared.scripts.lapse, self.store.shared.keys.names(id, None)).arg(b"");
-                self.store.ask(&self.store.claims, call, self.store.limits()).await.map_err(StoreError::from).unwrap();
+                self.store
+                    .ask(&self.store.claims, id, call, self.store.limits())
+                    .await
+                    .map_err(StoreError::from)
+                    .unwrap();
                 String::new()
             }
         }

@@ -1,8 +1,9 @@
-//! Whether this server can keep the promise: reachable, new enough, and set never to forget a record by itself.
+//! Whether the servers can keep the promise: reachable, new enough, and set never to forget a record by themselves.
 //!
-//! Looked at when the store is opened and every few seconds after that, because a server's settings can be changed
+//! Each is looked at before its first claim and every few seconds after that, because a server's settings can be changed
 //! while it runs and a name can come to lead to another server.
 
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -15,55 +16,83 @@ use tracing::{info, warn};
 
 use super::Shared;
 use super::ask::{Limits, Question, ask, error_of};
+use super::lane::{Lane, Route};
 use super::link::Link;
-use crate::store::{NotReady, StoreError, StoreErrorKind};
+use super::server::Server;
+use super::together;
+use super::topology::Topology;
+use crate::config::store::Acknowledged;
+use crate::store::{StoreError, StoreErrorKind};
 
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 const CHECK_EVERY_WHILE_DOWN: Duration = Duration::from_millis(500);
-const OLDEST_MAJOR_VERSION: u32 = 7;
+const OLDEST_VERSION: (u32, u32) = (7, 0);
+/// The first that can say what is on disk.
+const OLDEST_VERSION_WITH_WAITAOF: (u32, u32) = (7, 2);
 
-/// What was last seen of the server.
-pub(super) struct Health {
+/// What is asked of every server of the store, and who is told when one fails.
+#[derive(Clone)]
+pub(super) struct Watched {
+    /// Whether a server that evicts keys is taken all the same.
+    pub(super) allow_eviction: bool,
+    /// What a claim waits for.
+    pub(super) acknowledged: Option<Acknowledged>,
+    /// Tells the one who watches the servers that an operation found one gone.
+    pub(super) in_doubt: Arc<Notify>,
+}
+
+/// What was last seen of a server.
+pub(super) struct Condition {
+    watched: Watched,
     is_reachable: AtomicBool,
     last_failure: Mutex<String>,
     standing: ArcSwap<Standing>,
-    allow_eviction: bool,
-    // Tells the one who watches the server that an operation found it gone.
-    in_doubt: Notify,
 }
 
+/// Whether a server may hold claims.
 #[derive(Clone, Debug, PartialEq, Eq)]
-enum Standing {
+pub(super) enum Standing {
     /// Not looked at yet.
     Unchecked,
-    /// The server may hold claims.
+    /// It may.
     Fit,
+    /// It may, but will hardly take one now, for this reason.
+    Short(String),
     /// It must not, for this reason.
     Unfit(String),
+    /// It is no master.
+    Replica,
 }
 
-impl Health {
+impl Condition {
     /// Nothing was seen yet.
-    pub(super) fn new(allow_eviction: bool) -> Health {
-        Health {
+    pub(super) fn new(watched: Watched) -> Condition {
+        Condition {
+            watched,
             is_reachable: AtomicBool::new(true),
             last_failure: Mutex::default(),
             standing: ArcSwap::from_pointee(Standing::Unchecked),
-            allow_eviction,
-            in_doubt: Notify::new(),
         }
     }
 
-    /// See [`crate::store::Store::ready`].
-    pub(super) fn ready(&self) -> Result<(), NotReady> {
+    /// Whether it serves, as last seen.
+    pub(super) fn ready(&self) -> Result<(), String> {
         if !self.is_reachable() {
-            let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-            return Err(NotReady::ForNow(last.clone()));
+            return Err(self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone());
         }
         match &**self.standing.load() {
             Standing::Fit => Ok(()),
-            Standing::Unchecked => Err(NotReady::ForNow("Redis was not reached yet".into())),
-            Standing::Unfit(reason) => Err(NotReady::ForNow(reason.clone())),
+            Standing::Unchecked => Err("Redis was not reached yet".into()),
+            Standing::Replica => Err(IS_REPLICA.into()),
+            Standing::Short(reason) | Standing::Unfit(reason) => Err(reason.clone()),
+        }
+    }
+
+    /// Why it must hold no claims although it is there.
+    pub(super) fn unfit(&self) -> Option<String> {
+        match &**self.standing.load() {
+            Standing::Unfit(reason) if self.is_reachable() => Some(reason.clone()),
+            _ => None,
         }
     }
 
@@ -72,12 +101,22 @@ impl Health {
         self.is_reachable.load(Ordering::Acquire)
     }
 
+    /// What it may be used for.
+    pub(super) fn standing(&self) -> arc_swap::Guard<Arc<Standing>> {
+        self.standing.load()
+    }
+
+    /// What a claim waits for on it.
+    pub(super) fn acknowledged(&self) -> Option<Acknowledged> {
+        self.watched.acknowledged
+    }
+
     /// Remembers that an operation failed, if that says something about the server.
     pub(super) fn failed(&self, error: &StoreError) {
         if matches!(error.kind, StoreErrorKind::Unreachable | StoreErrorKind::TimedOut) {
             *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.message.clone();
             self.is_reachable.store(false, Ordering::Release);
-            self.in_doubt.notify_one();
+            self.watched.in_doubt.notify_one();
         }
     }
 
@@ -88,28 +127,21 @@ impl Health {
     }
 
     fn saw(&self, facts: &Facts) {
-        self.standing.store(Arc::new(facts.standing(self.allow_eviction)));
+        self.standing.store(Arc::new(facts.standing(&self.watched)));
         self.is_reachable.store(true, Ordering::Release);
     }
 }
 
-/// Refuses a claim on a server that might forget it; looks at the server first if nobody has yet.
-pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) -> Result<(), StoreError> {
-    if **shared.health.standing.load() == Standing::Unchecked {
-        Box::pin(check(shared, link, limits)).await?;
-    }
-    match &**shared.health.standing.load() {
-        Standing::Unfit(reason) => Err(StoreError::new(StoreErrorKind::Refused, false, reason.clone())),
-        _ => Ok(()),
-    }
-}
+const IS_REPLICA: &str = "this Redis is a replica: store.url must name the master";
 
-async fn check(shared: &Shared, link: &Link, limits: Limits) -> Result<Facts, StoreError> {
+/// Looks at one server.
+pub(super) async fn check(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
     let seen = see(link, limits).await;
+    let condition = &link.server().condition;
     match &seen {
-        Ok(facts) => shared.health.saw(facts),
-        Err(error) if error.kind == StoreErrorKind::Refused => shared.health.refused(error),
-        Err(error) => shared.health.failed(error),
+        Ok(facts) => condition.saw(facts),
+        Err(error) if error.kind == StoreErrorKind::Refused => condition.refused(error),
+        Err(error) => condition.failed(error),
     }
     seen
 }
@@ -118,13 +150,13 @@ async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
     let mut commands = redis::pipe();
     // CONFIG is often forbidden, and then only less is logged: INFO says what matters.
     commands.cmd("INFO").cmd("CONFIG").arg("GET").arg("save");
-    let Value::Array(answers) = ask(link, &Question::Commands(commands), limits).await? else {
+    let Value::Array(answers) = ask(Route::Fixed(link), &Question::Commands(commands), limits).await? else {
         return Ok(Facts::default());
     };
     let mut answers = answers.into_iter();
     let mut facts = match answers.next().map(Value::extract_error) {
         Some(Ok(Value::BulkString(info))) => Facts::read(&String::from_utf8_lossy(&info)),
-        Some(Err(refusal)) => match error_of(link, refusal) {
+        Some(Err(refusal)) => match error_of(link.server(), refusal) {
             error if error.kind == StoreErrorKind::Refused => Facts { refusal: error.message, ..Facts::default() },
             error => return Err(error),
         },
@@ -141,41 +173,68 @@ async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
     Ok(facts)
 }
 
-/// Looks at the server again and again, and says in the log what changed.
-pub(super) async fn watch_server(shared: &Shared, link: &Link) {
-    let mut seen: Option<Facts> = None;
-    let mut was_down = false;
+/// Looks at the servers again and again, and says in the log what changed.
+pub(super) async fn watch_servers(shared: &Shared, lane: &Lane) {
+    let mut seen = HashMap::new();
     loop {
-        match check(shared, link, Limits::new(shared.timeout, false)).await {
-            Ok(facts) => {
-                if was_down {
-                    info!(address = link.endpoint().address(), "Redis is back");
-                }
-                was_down = false;
-                if seen.as_ref() != Some(&facts) {
-                    facts.log(link, shared.health.allow_eviction);
-                    seen = Some(facts);
-                }
-            }
-            Err(error) => {
-                if !was_down {
-                    warn!(error = %error, "Redis is not there; keyed requests are refused until it is");
-                }
-                was_down = true;
-            }
+        let servers = shared.topology.servers();
+        let limits = Limits::new(shared.timeout).impatient();
+        let checks = servers.iter().map(|server| async move { check(&lane.to_server(server), limits).await });
+        let mut is_one_down = false;
+        let mut now = HashMap::new();
+        for (server, facts) in servers.iter().zip(together::all(checks).await) {
+            is_one_down |= facts.is_err();
+            let before = seen.remove(&server.address());
+            now.insert(server.address(), note(shared, server, before, facts));
         }
-        if was_down {
+        seen = now;
+        if is_one_down {
             sleep(CHECK_EVERY_WHILE_DOWN).await;
         } else {
-            // One failed operation makes the process not ready; whether that is true is found out at once.
-            let _ = timeout(CHECK_EVERY, shared.health.in_doubt.notified()).await;
+            // One failed operation makes its server count as away; whether that is true is found out at once.
+            let _ = timeout(CHECK_EVERY, shared.watched.in_doubt.notified()).await;
         }
     }
 }
 
+/// What was last said of a server in the log.
+#[derive(Default)]
+struct Said {
+    facts: Option<Facts>,
+    was_down: bool,
+}
+
+fn note(shared: &Shared, server: &Server, before: Option<Said>, facts: Result<Facts, StoreError>) -> Said {
+    let mut said = before.unwrap_or_default();
+    match facts {
+        Ok(facts) => {
+            if said.was_down {
+                info!(address = server.address(), "Redis is back");
+            }
+            said.was_down = false;
+            if facts.role == "slave"
+                && let Topology::Changing(directory) = &shared.topology
+            {
+                directory.doubt();
+            }
+            if said.facts.as_ref() != Some(&facts) {
+                facts.log(server, &shared.watched);
+                said.facts = Some(facts);
+            }
+        }
+        Err(error) => {
+            if !said.was_down {
+                warn!(error = %error, "Redis is not there; keyed requests are refused until it is");
+            }
+            said.was_down = true;
+        }
+    }
+    said
+}
+
 /// What the server says of itself, as far as it matters here.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Facts {
+pub(super) struct Facts {
     version: String,
     eviction: Option<String>,
     role: String,
@@ -205,8 +264,12 @@ impl Facts {
         facts
     }
 
-    fn standing(&self, allow_eviction: bool) -> Standing {
-        if allow_eviction && self.eviction.is_none() {
+    fn standing(&self, watched: &Watched) -> Standing {
+        let allow_eviction = watched.allow_eviction;
+        if self.role == "slave" {
+            return Standing::Replica;
+        }
+        if allow_eviction && self.eviction.is_none() && watched.acknowledged.is_none() {
             return Standing::Fit;
         }
         let Some(policy) = &self.eviction else {
@@ -216,12 +279,9 @@ impl Facts {
                 self.refusal
             ));
         };
-        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        if major.is_none_or(|major| major < OLDEST_MAJOR_VERSION) {
+        let version = self.version_number();
+        if version < OLDEST_VERSION {
             return Standing::Unfit(format!("Redis {} is too old: 7.0 or newer is needed", self.version));
-        }
-        if self.role == "slave" {
-            return Standing::Unfit("this Redis is a replica: store.url must name the master".into());
         }
         if policy != "noeviction" && !allow_eviction {
             return Standing::Unfit(format!(
@@ -229,12 +289,35 @@ impl Facts {
                  store.allow_eviction = true)"
             ));
         }
+        watched.acknowledged.map_or(Standing::Fit, |wanted| self.acknowledges(wanted, version))
+    }
+
+    /// Whether claims can be acknowledged as the settings want it.
+    fn acknowledges(&self, wanted: Acknowledged, version: (u32, u32)) -> Standing {
+        if wanted.on_disk && version < OLDEST_VERSION_WITH_WAITAOF {
+            let version = &self.version;
+            return Standing::Unfit(format!("store.wait_aof needs Redis 7.2 or newer, and this is {version}"));
+        }
+        if wanted.on_disk && !self.append_only {
+            return Standing::Unfit("store.wait_aof needs appendonly yes, and this Redis has no such file".into());
+        }
+        let replicas = self.replicas.parse().unwrap_or(0);
+        if wanted.replicas > replicas {
+            let wanted = wanted.replicas;
+            return Standing::Short(format!("Redis has {replicas} replicas, and store.wait_replicas is {wanted}"));
+        }
         Standing::Fit
     }
 
-    fn log(&self, link: &Link, allow_eviction: bool) {
+    /// Major and minor; zero if it does not say.
+    fn version_number(&self) -> (u32, u32) {
+        let mut numbers = self.version.split('.').map(|number| number.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+
+    fn log(&self, server: &Server, watched: &Watched) {
         info!(
-            address = link.endpoint().address(),
+            address = server.address(),
             version = self.version,
             maxmemory_policy = self.eviction.as_deref().unwrap_or("not shown"),
             append_only = self.append_only,
@@ -242,10 +325,13 @@ impl Facts {
             replicas = self.replicas,
             "Redis was reached"
         );
-        if let Standing::Unfit(reason) = self.standing(allow_eviction) {
-            warn!(reason, "Redis is not used: keyed requests are refused");
+        match self.standing(watched) {
+            Standing::Unfit(reason) => warn!(reason, "Redis is not used: keyed requests are refused"),
+            Standing::Short(reason) => warn!(reason, "keyed requests are refused until it has them"),
+            Standing::Replica => warn!(IS_REPLICA),
+            Standing::Fit | Standing::Unchecked => {}
         }
-        if allow_eviction && self.eviction.as_deref() != Some("noeviction") {
+        if watched.allow_eviction && self.eviction.as_deref() != Some("noeviction") {
             warn!("store.allow_eviction is on: Redis may forget a claim, and a forgotten claim is a second execution");
         }
         if !self.append_only && self.snapshots.as_deref().is_none_or(str::is_empty) {
@@ -267,20 +353,46 @@ mod tests {
         }
     }
 
+    fn watched(allow_eviction: bool, acknowledged: Option<Acknowledged>) -> Watched {
+        Watched { allow_eviction, acknowledged, in_doubt: Arc::default() }
+    }
+
     #[test]
     fn accepts_only_a_server_that_never_forgets_by_itself() {
-        assert_eq!(facts("7.0.15", Some("noeviction")).standing(false), Standing::Fit);
-        assert_eq!(facts("7.0.15", Some("volatile-lru")).standing(true), Standing::Fit);
-        assert_eq!(facts("8.0.0", None).standing(true), Standing::Fit);
+        let standing = |facts: &Facts, allow| facts.standing(&watched(allow, None));
+        assert_eq!(standing(&facts("7.0.15", Some("noeviction")), false), Standing::Fit);
+        assert_eq!(standing(&facts("7.0.15", Some("volatile-lru")), true), Standing::Fit);
+        assert_eq!(standing(&facts("8.0.0", None), true), Standing::Fit);
         let replica = Facts { role: "slave".into(), ..facts("7.2.0", Some("noeviction")) };
+        assert_eq!(standing(&replica, true), Standing::Replica);
         for (unfit, allow) in [
             (facts("7.0.15", Some("volatile-lru")), false),
             (facts("7.0.15", Some("allkeys-lfu")), false),
             (facts("7.0.15", None), false),
             (facts("6.2.14", Some("noeviction")), true),
-            (replica, true),
+            (facts("", Some("noeviction")), true),
         ] {
-            assert!(matches!(unfit.standing(allow), Standing::Unfit(_)), "{unfit:?}");
+            assert!(matches!(standing(&unfit, allow), Standing::Unfit(_)), "{unfit:?}");
+        }
+    }
+
+    #[test]
+    fn acknowledgements_need_replicas_and_on_disk_a_server_that_can_say_so() {
+        let wanted = |replicas, on_disk| {
+            let timeout = Duration::from_millis(200);
+            watched(false, Some(Acknowledged { replicas, on_disk, timeout }))
+        };
+        let with = |version, replicas: &str, append_only| Facts {
+            replicas: replicas.into(),
+            append_only,
+            ..facts(version, Some("noeviction"))
+        };
+        assert_eq!(with("7.0.15", "2", false).standing(&wanted(2, false)), Standing::Fit);
+        assert!(matches!(with("7.0.15", "1", false).standing(&wanted(2, false)), Standing::Short(_)));
+        assert_eq!(with("7.2.0", "1", true).standing(&wanted(1, true)), Standing::Fit);
+        assert_eq!(with("8.0.1", "0", true).standing(&wanted(0, true)), Standing::Fit);
+        for unfit in [with("7.0.15", "1", true), with("7.2.0", "1", false)] {
+            assert!(matches!(unfit.standing(&wanted(1, true)), Standing::Unfit(_)), "{unfit:?}");
         }
     }
 

@@ -15,6 +15,15 @@ use crate::record::{
 };
 use crate::store::{StoreError, StoreErrorKind, codec};
 
+/// Whether a claim's answer is a grant.
+pub(super) fn is_grant(answer: &Value) -> bool {
+    match answer {
+        Value::SimpleString(word) => word == "fresh",
+        Value::Array(parts) => matches!(parts.first(), Some(Value::BulkString(word)) if word == b"granted"),
+        _ => false,
+    }
+}
+
 /// A script's answer, taken apart from the left.
 pub(super) struct Reply(std::vec::IntoIter<Value>);
 

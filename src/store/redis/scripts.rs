@@ -19,10 +19,9 @@ pub(super) struct Script {
 }
 
 impl Script {
-    fn new(parts: &[&str]) -> Script {
-        let script = redis::Script::new(&parts.concat());
-        let hash = script.get_hash().to_owned();
-        Script { text: parts.concat(), hash }
+    fn new(text: &str) -> Script {
+        let hash = redis::Script::new(text).get_hash().to_owned();
+        Script { text: text.to_owned(), hash }
     }
 }
 
@@ -45,28 +44,35 @@ pub(super) struct Scripts {
 }
 
 impl Scripts {
-    /// The scripts as production runs them.
-    pub(super) fn new() -> Scripts {
-        Scripts::with_clock(CLOCK)
+    /// The scripts as production runs them. With sharded channels a change is told to the servers of its shard alone;
+    /// otherwise a cluster tells all its nodes.
+    pub(super) fn new(sharded_channels: bool) -> Scripts {
+        Scripts::with(CLOCK, if sharded_channels { "SPUBLISH" } else { "PUBLISH" })
     }
 
     /// The scripts with another text where the clock is read: tests move the time that way.
+    #[cfg(test)]
     pub(super) fn with_clock(clock: &str) -> Scripts {
+        Scripts::with(clock, "PUBLISH")
+    }
+
+    fn with(clock: &str, publish: &str) -> Scripts {
         const ALLOW_OOM: &str = "#!lua flags=allow-oom\n";
         const HEAD: &str = include_str!("head.lua");
         const FOUND: &str = include_str!("found.lua");
         let record = format!("local TOMBSTONE_TTL = {}\n{}", TOMBSTONE_TTL.as_millis(), include_str!("record.lua"));
-        let strict = |parts: &[&str]| Script::new(&[&[clock, HEAD, &record], parts].concat());
-        let allowed = |parts: &[&str]| Script::new(&[&[ALLOW_OOM, clock, HEAD, &record], parts].concat());
+        let script = |parts: &[&str]| Script::new(&parts.concat().replace("'PUBLISH'", &format!("'{publish}'")));
+        let strict = |parts: &[&str]| script(&[&[clock, HEAD, &record], parts].concat());
+        let allowed = |parts: &[&str]| script(&[&[ALLOW_OOM, clock, HEAD, &record], parts].concat());
         let complete = [clock, HEAD, include_str!("owned.lua"), &record, FOUND, include_str!("complete.lua")].concat();
         let doubt = [include_str!("doubt.lua")];
         let resolve = [include_str!("resolve.lua")];
         Scripts {
-            claim: Script::new(&[clock, HEAD, include_str!("fresh.lua"), &record, FOUND, include_str!("claim.lua")]),
+            claim: script(&[clock, HEAD, include_str!("fresh.lua"), &record, FOUND, include_str!("claim.lua")]),
             look: allowed(&[FOUND, include_str!("look.lua")]),
             renew: allowed(&[include_str!("renew.lua")]),
-            complete: Script::new(&[ALLOW_OOM, &complete]),
-            complete_if_room: Script::new(&[&complete]),
+            complete: script(&[ALLOW_OOM, &complete]),
+            complete_if_room: script(&[&complete]),
             release: allowed(&[include_str!("release.lua")]),
             doubt: allowed(&doubt),
             doubt_if_room: strict(&doubt),
@@ -74,7 +80,7 @@ impl Scripts {
             resolve_if_room: strict(&resolve),
             forget: allowed(&[include_str!("forget.lua")]),
             lapse: allowed(&[include_str!("lapse.lua")]),
-            sweeper: Script::new(&[ALLOW_OOM, clock, include_str!("sweeper.lua")]),
+            sweeper: script(&[ALLOW_OOM, clock, include_str!("sweeper.lua")]),
         }
     }
 }

@@ -1,13 +1,14 @@
 //! A real Redis of its own for one test: in a temporary folder, on a free port, ended by its process id.
 
 use std::net::{SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::eventually;
 use super::proxy::signal;
+use crate::redis_server;
 
 /// The server. Dropping it ends it.
 pub(crate) struct RedisServer {
@@ -89,16 +90,7 @@ impl Drop for RedisServer {
 }
 
 fn spawn(address: SocketAddr, folder: &std::path::Path) -> Child {
-    Command::new("redis-server")
-        .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", "", "--appendonly", "no"])
-        .arg("--dir")
-        .arg(folder)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap_or_else(|e| {
-            panic!("these tests need a redis-server (7.0 or later) in the PATH; `make test` says how: {e}")
-        })
+    redis_server::begin(folder, address.port(), &[])
 }
 
 async fn command(address: SocketAddr, words: &[&str]) -> Option<Vec<u8>> {
