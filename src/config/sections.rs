@@ -256,7 +256,7 @@ pub(super) const DEFAULT_PREFIX: &str = "once";
 
 const OF_TLS: [&str; 3] = ["ca_file", "client_cert_file", "client_key_file"];
 const OF_SENTINELS: [&str; 2] = ["sentinel_username", "sentinel_password"];
-const OF_REPLICAS: [&str; 3] = ["wait_replicas", "wait_timeout", "wait_aof"];
+const OF_REPLICAS: [&str; 2] = ["wait_replicas", "wait_aof"];
 
 /// Reads what only Redis has, and refuses what does not fit to the URL; where that is wrong itself, nothing is said.
 fn redis(section: &mut Section<'_>, backend: &mut Backend, timeout: Duration, wrongly_given: bool) {
@@ -271,7 +271,10 @@ fn redis(section: &mut Section<'_>, backend: &mut Backend, timeout: Duration, wr
     let Backend::Redis(redis) = backend else {
         refuse(&OF_TLS, "the store is not reached by TLS", NO_TLS);
         refuse(&OF_SENTINELS, "the store has no sentinels", NO_SENTINELS);
-        return refuse(&OF_REPLICAS, "the store has no replicas", "take it out, or name a Redis in the store's URL");
+        if acknowledged.is_some() {
+            refuse(&OF_REPLICAS, "the store has no replicas", "take it out, or name a Redis in the store's URL");
+        }
+        return;
     };
     match &mut redis.tls {
         Some(given) => *given = tls,

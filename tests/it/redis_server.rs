@@ -68,11 +68,8 @@ pub(crate) fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
     let mut child = begin(dir, port, settings);
     // The deadline is for a server that never comes up; nothing is concluded from it.
     for _ in 0..1000 {
-        if let Some(mut stream) = connect(port) {
-            send(&mut stream, &[b"PING"]);
-            if read_reply(&mut BufReader::new(stream)).is_some_and(|reply| !reply.starts_with("LOADING")) {
-                return Some(child);
-            }
+        if ask(port, &["PING"]).is_some_and(|reply| !reply.starts_with("LOADING")) {
+            return Some(child);
         }
         if child.try_wait().unwrap().is_some() {
             return None;

@@ -3,15 +3,22 @@
 //! `make test-stores` runs these alone.
 
 use std::sync::Arc;
+use std::time::Duration;
 
-use onceproxy::config::store::{Backend, Place, Redis, Sentinels, StoreConfig, Topology};
+use bytes::Bytes;
+use onceproxy::config::store::{Acknowledged, Backend, Place, Redis, Sentinels, StoreConfig, Topology};
 use onceproxy::metrics::Metrics;
+use onceproxy::record::{Claim, ClaimReply, Fingerprint, OnUnknown, RecordId, Response, Token};
 use onceproxy::store::{Opened, Store};
 
 use crate::contract::{self, until};
 use crate::support::topologies::{Cluster, Watched};
 
 mod contract_on_each;
+mod failover;
+mod replicas;
+mod slots;
+mod trips;
 
 /// One process: a store, its metrics and its background work.
 struct Process {
@@ -69,4 +76,44 @@ fn cluster_config(cluster: &Cluster) -> StoreConfig {
 
 fn sentinel_config(watched: &Watched) -> StoreConfig {
     contract::config(Backend::Redis(redis_of(&watched.url())))
+}
+
+fn claim_in(shard: u8) -> Claim {
+    let mut hash = *Token::new().as_bytes();
+    hash[0] = shard;
+    Claim {
+        id: RecordId::new("redis".into(), hash),
+        token: Token::new(),
+        fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+        quoted: false,
+        lease: HOUR,
+        abandon_after: HOUR,
+        on_unknown: OnUnknown::Hold,
+        unknown_retention: None,
+    }
+}
+
+/// The same request by another attempt.
+fn again(claim: &Claim) -> Claim {
+    Claim { token: Token::new(), ..claim.clone() }
+}
+
+fn response(size: usize) -> Response {
+    Response::new(201, [(&b"location"[..], &b"/1"[..])], [], Some(Bytes::from(vec![b'x'; size])))
+}
+
+const GRANTED: ClaimReply = ClaimReply::Granted { attempts: 1, taken_over: None };
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// The slot of a shard, as a node says.
+fn slot_of(cluster: &Cluster, shard: u8) -> u16 {
+    cluster.nodes[0].command(&["CLUSTER", "KEYSLOT", &format!("{{{shard:02x}}}")]).parse().unwrap()
+}
+
+/// The same settings, with claims that count when this many replicas have them.
+fn with_replicas(mut config: StoreConfig, replicas: u32) -> StoreConfig {
+    if let Backend::Redis(redis) = &mut config.backend {
+        redis.acknowledged = Some(Acknowledged { replicas, on_disk: false, timeout: Duration::from_millis(200) });
+    }
+    config
 }

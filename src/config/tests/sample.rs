@@ -83,9 +83,10 @@ fn every_key_that_is_commented_out_can_be_taken_in() {
             }
             _ if key.ends_with(".client_cert_file") && n == number + 1 => line.trim_start_matches('#').to_owned(),
             _ if key.ends_with(".client_key_file") && n + 1 == number => line.trim_start_matches('#').to_owned(),
-            // Only TLS has them.
+            _ if key == "store.sentinel_username" && n == number + 1 => line.trim_start_matches('#').to_owned(),
+            // Only TLS has some of them, and only sentinels others.
             _ if key.starts_with("store.") && line.starts_with("url = ") => {
-                "url = \"rediss://redis.example\"".to_owned()
+                "url = \"rediss+sentinel://redis.example/main\"".to_owned()
             }
             // The two say the same in different ways.
             _ if key == "route.key_preset" && line.starts_with("key = ") => String::new(),
@@ -102,7 +103,8 @@ fn every_setting_has_a_comment() {
     let all: Vec<_> = SAMPLE.lines().collect();
     for Line { number, key, .. } in lines() {
         let before = all[number - 1];
-        let shares = key.ends_with("key_file") && before.contains("cert_file = ");
+        let shares = (key.ends_with("key_file") && before.contains("cert_file = "))
+            || (key.ends_with("sentinel_password") && before.contains("sentinel_username = "));
         assert!(before.starts_with("# ") || shares, "{key} has no comment");
     }
 }

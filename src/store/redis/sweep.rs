@@ -32,15 +32,16 @@ const CHECKED_A_ROUND: usize = 16;
 /// Sweeps for as long as it is polled.
 pub(super) async fn sweep_for_ever(shared: &Shared, lane: &Lane) {
     let name = Token::new();
-    let mut sweeps: HashMap<Vec<u8>, Sweep<'_>> = HashMap::new();
+    let mut sweeps: HashMap<u8, Sweep<'_>> = HashMap::new();
     let mut rounds = interval(SWEEP_EVERY);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         rounds.tick().await;
         let groups = shared.topology.groups().await;
-        sweeps.retain(|group, _| groups.contains(group));
+        sweeps.retain(|first, _| groups.iter().any(|group| group[0] == *first));
         for group in groups {
-            sweeps.entry(group.clone()).or_insert_with(|| Sweep::new(shared, lane, name, group));
+            let first = group[0];
+            sweeps.entry(first).or_insert_with(|| Sweep::new(shared, lane, name, first)).shards = group;
         }
         together::all(sweeps.values_mut().map(Sweep::round_of_its_own)).await;
         // Of a server that is away what was last counted.
@@ -83,14 +84,14 @@ struct Glance {
 }
 
 impl<'a> Sweep<'a> {
-    fn new(shared: &'a Shared, lane: &'a Lane, name: Token, shards: Vec<u8>) -> Sweep<'a> {
+    fn new(shared: &'a Shared, lane: &'a Lane, name: Token, first: u8) -> Sweep<'a> {
         // Keys of its own for each server of a cluster, in a slot that the server has.
-        let first = shared.topology.is_cluster().then(|| shards[0]);
+        let first = shared.topology.is_cluster().then_some(first);
         Sweep {
             shared,
             lane,
             name,
-            shards,
+            shards: Vec::new(),
             sweeper: shared.keys.sweeper(first),
             counts: shared.keys.counts(first),
             was_sweeper: false,

@@ -80,13 +80,13 @@ impl Node {
 
     /// Nothing reaches its replicas from here on, while it goes on itself.
     pub(crate) fn cut_off_replicas(&self) {
-        assert_eq!(self.command(&["ACL", "SETUSER", "default", "-psync", "-sync", "-replconf"]), "OK");
+        assert_eq!(self.command(&["ACL", "SETUSER", "default", "-psync", "-sync"]), "OK");
         self.command(&["CLIENT", "KILL", "TYPE", "replica"]);
     }
 
     /// Lets the replicas in again.
     pub(crate) fn let_replicas_in(&self) {
-        assert_eq!(self.command(&["ACL", "SETUSER", "default", "+psync", "+sync", "+replconf"]), "OK");
+        assert_eq!(self.command(&["ACL", "SETUSER", "default", "+psync", "+sync"]), "OK");
     }
 
     /// Gives the user of the proxies these rights.
@@ -183,7 +183,9 @@ impl Cluster {
             let bus = bus.to_string();
             let usual = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", &bus];
             let more = ["--repl-diskless-sync-delay", "0", "--cluster-allow-replica-migration", "no"];
-            let mut settings: Vec<String> = usual.iter().chain(&more).map(|word| (*word).to_owned()).collect();
+            let rest = ["--cluster-require-full-coverage", "no"];
+            let mut settings: Vec<String> =
+                usual.iter().chain(&more).chain(&rest).map(|word| (*word).to_owned()).collect();
             settings.extend(entry.settings(&["--tls-cluster", "yes", "--tls-replication", "yes"], tls_port));
             nodes.push(Node::begin(dir, port, tls_port, settings));
         }

@@ -9,6 +9,7 @@ use super::client::{Answer, Pending, Request};
 use super::proxy::Proxy;
 use super::redis::RedisServer;
 use super::relay::Relay;
+use super::topologies::{Cluster, Watched};
 use super::upstream::Upstream;
 
 /// Which store a scenario runs on.
@@ -17,6 +18,10 @@ pub(crate) enum Store {
     Memory,
     Disk,
     Redis,
+    /// Six nodes.
+    Cluster,
+    /// A master, two replicas, three sentinels.
+    Sentinel,
 }
 
 impl Store {
@@ -30,6 +35,14 @@ impl Store {
 
     pub(crate) fn redis() -> Store {
         Store::Redis
+    }
+
+    pub(crate) fn cluster() -> Store {
+        Store::Cluster
+    }
+
+    pub(crate) fn sentinel() -> Store {
+        Store::Sentinel
     }
 }
 
@@ -120,7 +133,13 @@ impl Builder {
     pub(crate) async fn start(self) -> World {
         let folder = tempfile::tempdir().unwrap();
         let upstream = if self.upstream_closed { Upstream::closed() } else { Upstream::start() };
-        let redis = if self.store == Store::Redis { Some(RedisServer::start().await) } else { None };
+        let (mut redis, mut cluster, mut watched) = (None, None, None);
+        match self.store {
+            Store::Memory | Store::Disk => {}
+            Store::Redis => redis = Some(RedisServer::start().await),
+            Store::Cluster => cluster = Some(Cluster::start().await),
+            Store::Sentinel => watched = Some(Watched::start().await),
+        }
         let relay = match &redis {
             Some(redis) if self.relayed => Some(Relay::start(redis.address).await),
             _ => None,
@@ -132,11 +151,15 @@ impl Builder {
                 let address = relay.as_ref().map(|r| r.address).or(redis.as_ref().map(|r| r.address)).unwrap();
                 format!("redis://{address}")
             }
+            Store::Cluster => cluster.as_ref().map(Cluster::url).unwrap(),
+            Store::Sentinel => watched.as_ref().map(Watched::url).unwrap(),
         };
         let mut world = World {
             proxies: Vec::new(),
             relay,
             redis,
+            cluster,
+            watched,
             upstream,
             config: folder.path().join("onceproxy.toml"),
             folder,
@@ -159,6 +182,8 @@ pub(crate) struct World {
     pub(crate) proxies: Vec<Proxy>,
     pub(crate) relay: Option<Relay>,
     pub(crate) redis: Option<RedisServer>,
+    cluster: Option<Cluster>,
+    watched: Option<Watched>,
     pub(crate) upstream: Upstream,
     config: PathBuf,
     folder: tempfile::TempDir,
@@ -232,6 +257,16 @@ impl World {
         self.redis.as_ref().expect("a world on Redis")
     }
 
+    /// The cluster of this world.
+    pub(crate) fn cluster(&mut self) -> &mut Cluster {
+        self.cluster.as_mut().expect("a world on a cluster")
+    }
+
+    /// The master, replicas and sentinels of this world.
+    pub(crate) fn watched(&mut self) -> &mut Watched {
+        self.watched.as_mut().expect("a world with sentinels")
+    }
+
     /// The relay before Redis.
     pub(crate) fn relay(&self) -> &Relay {
         self.relay.as_ref().expect("a relayed world")
@@ -281,6 +316,7 @@ impl World {
         match self.settings.store {
             Store::Memory => Vec::new(),
             Store::Redis => self.redis().dump().await,
+            Store::Cluster | Store::Sentinel => panic!("not asked for so far"),
             Store::Disk => {
                 let mut all = Vec::new();
                 for entry in std::fs::read_dir(self.folder.path().join("data")).unwrap() {
