@@ -95,12 +95,13 @@ pub(crate) fn begin(dir: &Path, port: u16, settings: &[&str]) -> Child {
     told.recv().expect("the nursery answers").expect("redis-server 7 and setpriv are installed")
 }
 
-type Started = std::io::Result<Child>;
+/// What to start, and who wants to know.
+type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
 
 /// Starts all servers. The kernel ends each when the thread that started it ends, and so with the process that runs the
 /// tests, however that ends; the thread of a test ends much earlier.
-static NURSERY: LazyLock<Mutex<mpsc::Sender<(Command, mpsc::Sender<Started>)>>> = LazyLock::new(|| {
-    let (orders, taken) = mpsc::channel::<(Command, mpsc::Sender<Started>)>();
+static NURSERY: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
+    let (orders, taken) = mpsc::channel::<Order>();
     std::thread::spawn(move || {
         for (mut command, tell) in taken {
             let _ = tell.send(command.spawn());

@@ -4,7 +4,7 @@
 //! says about the question (certainly not run, perhaps run) is decided here and nowhere else, and so is what follows when
 //! a server says that another one has the key.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
@@ -15,7 +15,7 @@ use super::directory::Lost;
 use super::health::{self, Standing};
 use super::keys::shard_of;
 use super::lane::{Held, Links, Route};
-use super::link::Connection;
+use super::link::{Connection, Link};
 use super::scripts::Call;
 use super::server::Server;
 use crate::config::store::Place;
@@ -211,21 +211,18 @@ async fn once<'a>(
     }
 }
 
-async fn link_of(
-    links: &Links,
-    shard: u8,
-    asking: Option<Place>,
-) -> Result<std::sync::Arc<super::link::Link>, Failure> {
+async fn link_of(links: &Links, shard: u8, asking: Option<Place>) -> Result<Arc<Link>, Failure> {
     match asking.and_then(|place| links.directory().server_at(&place)) {
         Some(server) => Ok(links.to(&server)),
         None => links.to_shard(shard).await.map_err(Failure::Lost),
     }
 }
 
-/// Refuses a claim on a server that might forget it; looks at the server first if nobody has yet.
-async fn admit(link: &super::link::Link, limits: Limits) -> Result<(), Failure> {
+/// Refuses a claim on a server that might forget it; looks at the server first if nobody has yet, or if it was a replica
+/// then and may have been promoted.
+async fn admit(link: &Link, limits: Limits) -> Result<(), Failure> {
     let condition = &link.server().condition;
-    if **condition.standing() == Standing::Unchecked {
+    if matches!(**condition.standing(), Standing::Unchecked | Standing::Replica) {
         Box::pin(health::check(link, limits)).await.map_err(Failure::Unchecked)?;
     }
     match &**condition.standing() {

@@ -170,22 +170,30 @@ async fn a_name_that_no_sentinel_knows_is_said() {
     assert!(process.store.ready().is_err());
 }
 
-#[tokio::test]
-async fn a_duplicate_on_another_proxy_is_woken_on_each_topology() {
-    for on in [On::Cluster, On::Sentinel] {
-        let world = World::build(on).proxies(2).route("wait_timeout = \"20s\"").start().await;
+on_stores! {
+    [cluster sentinel]
+    async fn a_duplicate_on_another_proxy_is_woken(store) {
+        let mut world = World::build(store).proxies(2).route("wait_timeout = \"20s\"").start().await;
         let gate = crate::support::Gate::new();
         world.upstream.next(crate::support::reply(201).body("done").behind(&gate));
         let owner = world.begin_pay("k-1");
         world.upstream.reached(1).await;
         let waiter = Request::pay().key("k-1").begin(world.proxies[1].address);
-        eventually("the duplicate to wait", async || {
-            (world.proxies[1].metric("onceproxy_waiting", &[]).await == 1.0).then_some(())
+        let channels = if store == On::Cluster { "SHARDCHANNELS" } else { "CHANNELS" };
+        let nodes = if store == On::Cluster { &world.cluster().nodes } else { &world.watched().servers };
+        eventually("one process to listen for the record", async || {
+            let heard: Vec<String> = nodes.iter().map(|node| node.command(&["PUBSUB", channels, "once:*"])).collect();
+            (heard.iter().filter(|channels| channels.lines().count() == 1).count() == 1).then_some(())
         })
         .await;
         gate.open();
         owner.answer().await.assert_executed(201);
         waiter.answer().await.assert_replay(201);
         assert_eq!(world.executions(), 1);
+        let nodes = if store == On::Cluster { &world.cluster().nodes } else { &world.watched().servers };
+        let published = |command: &str| nodes.iter().any(|node| node.info(&format!("cmdstat_{command}")).contains("calls"));
+        let [own, other] = if store == On::Cluster { ["spublish", "publish"] } else { ["publish", "spublish"] };
+        // Sentinels publish as well, on every server.
+        assert!(published(own) && (store == On::Sentinel || !published(other)));
     }
 }

@@ -87,8 +87,13 @@ async fn g4_an_answer_that_was_not_replicated_leaves_the_claim_behind() {
 #[tokio::test]
 async fn a_claim_counts_when_enough_replicas_have_it() {
     let watched = Watched::start().await;
-    for (replicas, expected) in [(1, true), (2, true), (3, false)] {
-        let store = quiet(&with_replicas(sentinel_config(&watched), replicas));
+    let place = Place { host: "127.0.0.1".into(), port: watched.servers[0].port };
+    let alone = contract::config(Backend::Redis(Redis::new(Topology::One(place))));
+    let wanted = [(1, true), (2, true), (3, false)].map(|(replicas, expected)| {
+        [&alone, &sentinel_config(&watched)].map(|config| (with_replicas(config.clone(), replicas), replicas, expected))
+    });
+    for (config, replicas, expected) in wanted.into_iter().flatten() {
+        let store = quiet(&config);
         let claim = claim_in(1);
         match store.claim(&claim).await {
             Ok(reply) => assert!(expected && reply == GRANTED, "{replicas}: {reply:?}"),

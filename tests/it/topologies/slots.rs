@@ -2,6 +2,8 @@
 
 use std::collections::BTreeSet;
 
+use onceproxy::record::LookReply;
+
 use super::*;
 use crate::support::{Request, Store as On, World, eventually, ms, within_deadline};
 
@@ -137,4 +139,28 @@ async fn a_node_that_stands_still_holds_up_nobody_elsewhere() {
     .await;
     nodes.iter().for_each(|node| node.resume());
     until("the node serves again", async || process.store.claim(&claim_in(still)).await.ok()).await;
+}
+
+#[tokio::test]
+async fn a_duplicate_that_waits_is_woken_where_its_slot_has_moved() {
+    let cluster = Cluster::start().await;
+    let (owner, waiter) = (quiet(&cluster_config(&cluster)), Process::ready(&cluster_config(&cluster)).await);
+    let shard = 0x3f;
+    let slot = slot_of(&cluster, shard);
+    let from = cluster.master_of(slot, 0);
+    let to = (from + 1) % 3;
+    let claim = claim_in(shard);
+    owner.claim(&claim).await.unwrap();
+    let mut watch = waiter.store.watch(&claim.id).await.unwrap();
+    let listens = |node: usize| cluster.nodes[node].command(&["PUBSUB", "SHARDCHANNELS"]).contains(&claim.id.hex());
+    eventually("it to listen where the record is", async || listens(from).then_some(())).await;
+    cluster.begin_move(slot, from, to);
+    cluster.end_move(slot, from, to);
+    eventually("it to listen where the record is now", async || (listens(to) && !listens(from)).then_some(())).await;
+    owner.complete(&claim, &response(1), HOUR).await.unwrap();
+    until("the completion is seen", async || {
+        watch.changed().await;
+        matches!(waiter.store.look(&claim.id, &claim.fingerprint).await, Ok(LookReply::Completed(_))).then_some(())
+    })
+    .await;
 }
