@@ -143,14 +143,26 @@ fn two_answers(case: &Case<'_>) -> Option<Verdict> {
 fn both_may_be_seen(case: &Case<'_>, one: &Answered, other: &Answered) -> bool {
     let in_store =
         |answer: &Answered| finals(case).iter().any(|(_, seen)| seen.kept && seen.given.body == answer.given.body);
+    // What an attempt could not write, its own callers saw all the same; the operator's word counts from then on.
+    let overruled = |answer: &Answered, execution: &Execution, act: &Act| {
+        act.done && (!in_store(answer) || forgotten(case, execution, act.ended))
+    };
+    let terms = case.whole.terms();
     match (source(case, one), source(case, other)) {
         (Some(Source::Execution(one)), Some(Source::Execution(other))) => {
             let (first, second) = if one.begun <= other.begun { (one, other) } else { (other, one) };
             may_follow(case, first, second.begun)
         }
-        // What an attempt could not write, its own callers saw all the same; the operator's word counts from then on.
-        (Some(Source::Execution(_)), Some(Source::Operator(act))) => act.done && !in_store(one),
-        (Some(Source::Operator(act)), Some(Source::Execution(_))) => act.done && !in_store(other),
+        (Some(Source::Execution(execution)), Some(Source::Operator(act))) => {
+            overruled(one, execution, act) || terms.may_have_forgotten(act.begun, act.ended, execution.begun)
+        }
+        (Some(Source::Operator(act)), Some(Source::Execution(execution))) => {
+            overruled(other, execution, act) || terms.may_have_forgotten(act.begun, act.ended, execution.begun)
+        }
+        (Some(Source::Operator(one)), Some(Source::Operator(other))) => {
+            let (first, second) = if one.begun <= other.begun { (one, other) } else { (other, one) };
+            terms.may_have_forgotten(first.begun, first.ended, second.ended)
+        }
         _ => false,
     }
 }
@@ -177,7 +189,9 @@ fn record_lost(case: &Case<'_>) -> Option<Verdict> {
             },
         };
         let may_be_gone = case.whole.terms().may_have_forgotten(known, told.ended, call.ended)
-            || freed_by_operator(case, told.sent, call.ended);
+            || freed_by_operator(case, told.sent, call.ended)
+            // An attempt that the store had forgotten may still run, and say how it ended to those who wait for it.
+            || case.executions.iter().any(|execution| forgotten(case, execution, told.ended));
         !kept && !may_be_gone
     })?;
     let evidence = format!("{}: {told}, but later {later}", case.key);
@@ -223,13 +237,15 @@ fn last_words(case: &Case<'_>) -> Option<Verdict> {
 /// Judges the operator's list against what the callers are told.
 pub(super) fn judge_what_is_left(history: &History, verdicts: &mut Vec<Verdict>) {
     let end: Option<Moment> = history.calls.iter().map(|call| call.ended).max();
-    let lasts = history.calls.iter().filter(|call| call.last);
-    let told: BTreeSet<&str> = lasts
-        .filter_map(|call| match &call.seen {
-            Seen::Problem(problem) if problem.kind == "outcome-unknown" => Some(problem.record.as_str()),
+    let last_told = |kind: &str| -> BTreeSet<&str> {
+        let problems = history.calls.iter().filter(|call| call.last).filter_map(|call| match &call.seen {
+            Seen::Problem(problem) if problem.kind == kind => Some(problem.record.as_str()),
             _ => None,
-        })
-        .collect();
+        });
+        problems.collect()
+    };
+    // Whoever sent another request is not told more about the record than that.
+    let (told, told_other) = (last_told("outcome-unknown"), last_told("key-reused"));
     let listed = |record: &str| history.left.iter().any(|left| left.record == record && left.state == "unknown");
     for record in told.iter().filter(|record| !listed(record)) {
         let evidence = format!("callers are told that {record} is unknown, and it is not in the operator's list");
@@ -237,7 +253,7 @@ pub(super) fn judge_what_is_left(history: &History, verdicts: &mut Vec<Verdict>)
     }
     for left in &history.left {
         let (fault, why) = match left.state.as_str() {
-            "unknown" if told.contains(left.record.as_str()) => continue,
+            "unknown" if told.contains(left.record.as_str()) || told_other.contains(left.record.as_str()) => continue,
             "unknown" => (Fault::WronglyListed, "no caller is told so"),
             _ => (Fault::StillClaimed, "nothing ran any more"),
         };
