@@ -214,6 +214,25 @@ on_shared_stores! {
         assert_eq!(world.executions(), 1);
     }
 
+    async fn an_owner_never_gets_the_answer_to_another_request_that_took_its_forgotten_key(store) {
+        let world = World::build(store).proxies(2).route("lease = \"30s\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("ten").behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.redis().command(&["FLUSHALL"]).await;
+        let other = Request::new("POST", "/pay").json(r#"{"amount":20}"#).key("k-1");
+        world.upstream.next(reply(201).body("twenty"));
+        assert_eq!(other.send(world.proxies[1].address).await.assert_executed(201).text(), "twenty");
+        gate.open();
+        let first = owner.answer().await;
+        assert_eq!(first.assert_executed(201).text(), "ten");
+        assert_eq!(first.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=not-recorded"));
+        world.pay("k-1").await.assert_problem(422, "key-reused");
+        assert_eq!(other.send(world.address()).await.assert_replay(201).text(), "twenty");
+        assert_eq!(world.proxy().metric("onceproxy_lost_writes_total", &[]).await, 1.0);
+    }
+
     async fn a_damaged_record_is_refused_even_where_the_route_forwards(store) {
         let world = World::with(store, "on_store_error = \"forward\"").await;
         world.pay("k-1").await.assert_executed(201);

@@ -13,8 +13,9 @@ use crate::support::proxy::try_admin;
 
 const HOT_KEYS: u64 = 6;
 const TAIL_KEYS: u64 = 60;
-/// Keys whose upstream never fails: the first call comes before any blow.
-const PLAIN_KEYS: u64 = 8;
+/// Keys whose upstream never fails. They are called one after the other, so that at any time some were just recorded.
+const PLAIN_KEYS: u64 = 24;
+const PLAIN_EVERY: Duration = ms(120);
 
 /// One client: when it begins, and what it asks for, again and again.
 pub(super) struct Client {
@@ -39,7 +40,7 @@ pub(super) fn plan(dice: &mut Dice, proxies: usize, length: Duration) -> Vec<Cli
         let plain = key.number >= PLAIN;
         let (waves, calls) = if hot { (3, 10) } else { (1, 1 + dice.roll(3)) };
         for _ in 0..waves {
-            let first = if plain { dice.time(ms(500)) } else { dice.time(length - ms(1200)) };
+            let first = if plain { PLAIN_EVERY * (key.number - PLAIN) as u32 } else { dice.time(length - ms(1200)) };
             for n in 0..calls {
                 let spread = if hot { ms(60) } else { ms(1500) };
                 let at = if n == 0 { first } else { first + dice.time(spread) };
