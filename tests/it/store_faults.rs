@@ -107,6 +107,17 @@ on_shared_stores! {
         assert_eq!(world.executions(), 2);
     }
 
+    async fn g2_whoever_was_told_that_nothing_was_sent_was_told_the_truth(store) {
+        let world = World::build(store).relayed().route("timeout = \"300ms\"\n lease = \"30s\"").start().await;
+        world.pay("warm-up").await.assert_executed(201);
+        // The store grants the claim, but says so only when the caller has gone.
+        world.relay().delay(ms(1000));
+        assert_refused(&world.pay("k-1").await);
+        world.relay().delay(Duration::ZERO);
+        once_back(&world).await.assert_executed(201);
+        assert_eq!(world.executions(), 2, "what was refused was sent after all");
+    }
+
     async fn g2_a_paused_redis_burns_no_key(store) {
         let world = World::build(store).store("timeout = \"500ms\"").route("lease = \"1s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);

@@ -141,13 +141,14 @@ fn two_answers(case: &Case<'_>) -> Option<Verdict> {
 
 /// Whether something explains that one caller saw the one, and another the other.
 fn both_may_be_seen(case: &Case<'_>, one: &Answered, other: &Answered) -> bool {
-    let in_store =
-        |answer: &Answered| finals(case).iter().any(|(_, seen)| seen.kept && seen.given.body == answer.given.body);
+    let terms = case.whole.terms();
     // What an attempt could not write, its own callers saw all the same; the operator's word counts from then on.
     let overruled = |answer: &Answered, execution: &Execution, act: &Act| {
-        act.done && (!in_store(answer) || forgotten(case, execution, act.ended))
+        let finals = finals(case);
+        let written = finals.iter().find(|(_, seen)| seen.kept && seen.given.body == answer.given.body);
+        let gone = |told| terms.may_have_forgotten(execution.begun, told, act.ended);
+        act.done && written.is_none_or(|(call, _)| gone(call.ended))
     };
-    let terms = case.whole.terms();
     match (source(case, one), source(case, other)) {
         (Some(Source::Execution(one)), Some(Source::Execution(other))) => {
             let (first, second) = if one.begun <= other.begun { (one, other) } else { (other, one) };

@@ -176,3 +176,23 @@ fn what_an_operator_says_counts_from_then_on_though_a_caller_saw_more() {
     call.seen = first(201, 11);
     assert_eq!(judge(&history).iter().map(|v| v.fault).collect::<Vec<_>>(), [Fault::TwoAnswers]);
 }
+
+#[test]
+fn an_answer_that_came_after_the_snapshot_may_be_overruled_once_it_is_gone() {
+    let mut history = history();
+    // Claimed before the snapshot, which is therefore what a restart finds: a claim that runs out.
+    history.executions.push(execution(11, HELD, 1400, Some(1600), 201));
+    history.executions.retain(|execution| execution.number != 5);
+    history.calls.retain(|call| call.key != HELD);
+    history.acts.retain(|act| act.key != HELD);
+    history.left.clear();
+    history.calls.push(call(11, HELD, 1390, 1620, first(201, 11)));
+    history.calls.push(last(201, HELD, 9000, replay(200, 99)));
+    let what = Finding::Executed(given(200, 99));
+    history.acts.push(Act { key: HELD, begun: ms(5000), ended: ms(5005), done: true, what });
+    assert_right("resolved", &history);
+    // Not so before the loss.
+    history.terms.losses[0].when = Span { from: ms(6000), until: ms(6100) };
+    let faults: Vec<Fault> = judge(&history).iter().map(|v| v.fault).collect();
+    assert!(faults.contains(&Fault::TwoAnswers), "{faults:?}");
+}
