@@ -186,6 +186,8 @@ pub(crate) enum Fault {
     RecordLost,
     /// An answer that the documents say is recorded, and was not.
     AnswerNotRecorded,
+    /// A key is held as unknown although nothing was ever sent, and nothing kept its attempts from handing it back.
+    KeyBurnt,
     /// "Key used for another request", and there was no other.
     FalselyReused,
     /// A refusal for which the run gave no cause.

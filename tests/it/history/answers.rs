@@ -18,6 +18,7 @@ pub(super) fn judge(case: &Case<'_>, verdicts: &mut Vec<Verdict>) {
     verdicts.extend(two_answers(case));
     verdicts.extend(record_lost(case));
     verdicts.extend(answer_not_recorded(case));
+    verdicts.extend(key_burnt(case));
     verdicts.extend(last_words(case));
 }
 
@@ -217,6 +218,19 @@ fn answer_not_recorded(case: &Case<'_>) -> Option<Verdict> {
     })?;
     let evidence = format!("{}: {execution} was answered and nothing stood in the way, but {unknown}", case.key);
     Some(Verdict { fault: Fault::AnswerNotRecorded, evidence })
+}
+
+/// What was never sent is not unknown, unless the attempt could not say so.
+fn key_burnt(case: &Case<'_>) -> Option<Verdict> {
+    let terms = case.whole.terms();
+    let unknown = case
+        .calls
+        .iter()
+        .find(|call| call.last && matches!(&call.seen, Seen::Problem(problem) if problem.kind == "outcome-unknown"))?;
+    let handed_back = |call: &&Call| terms.must_be_handed_back(call.proxy, call.sent, call.ended);
+    let burnt = case.executions.is_empty() && case.acts.is_empty() && case.calls.iter().all(|call| handed_back(&call));
+    let evidence = format!("{}: it was never executed and could be handed back, but {unknown}", case.key);
+    burnt.then_some(Verdict { fault: Fault::KeyBurnt, evidence })
 }
 
 /// When all is well again, every key comes to an end.

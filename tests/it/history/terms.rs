@@ -44,6 +44,11 @@ const ALWAYS_KEPT: usize = 4096;
 /// So long without any trouble is enough for a write that is repeated at least every second.
 const CALM: Duration = Duration::from_secs(2);
 
+/// A grant that nobody uses is handed back by tries that become rarer. One of those after this time …
+const SOON: Duration = Duration::from_millis(700);
+/// … and before this one is certain, whatever the tries before it cost.
+const LATE: Duration = Duration::from_secs(4);
+
 impl Terms {
     /// Whether the store may have forgotten, before `later`, what it was told at `told` about an attempt of `begun`.
     pub(crate) fn may_have_forgotten(&self, begun: Moment, told: Moment, later: Moment) -> bool {
@@ -64,6 +69,11 @@ impl Terms {
     /// Whether a body of this size may have been left out of a record that was written between the two.
     pub(crate) fn may_lack_body(&self, size: usize, from: Moment, until: Moment) -> bool {
         size > ALWAYS_KEPT && self.full.iter().any(|span| span.overlaps(from, until))
+    }
+
+    /// Whether a key that this caller asked for was certainly handed back, if it was refused for lack of a store.
+    pub(crate) fn must_be_handed_back(&self, proxy: usize, sent: Moment, ended: Moment) -> bool {
+        !self.was_away(proxy, sent, ended + LATE) && !self.troubled(ended + SOON, ended + LATE)
     }
 
     /// Whether an answer that was there at `ended`, to an attempt of `begun` by a proxy that lived, is certainly

@@ -166,6 +166,26 @@ fn an_answer_that_was_not_recorded() {
 }
 
 #[test]
+fn a_key_that_is_held_although_nothing_was_sent() {
+    let key = Key { scope: 0, number: 13 };
+    let burn = |sent| {
+        move |h: &mut History| {
+            h.calls.push(call(13, key, sent, sent + 500, problem(503, "store-unavailable")));
+            h.calls.push(last(213, key, 9000, unknown(key, "lapsed")));
+            h.left.push(Left { record: "pay:13".into(), state: "unknown".into() });
+        }
+    };
+    assert_eq!(faults(burn(3000)), [Fault::KeyBurnt]);
+    // Redis was away for too long to take it back, or the proxy was.
+    assert_eq!(faults(burn(1700)), []);
+    let killed = |h: &mut History| {
+        burn(3000)(h);
+        h.terms.away.push((1, Span { from: ms(3200), until: ms(3300) }));
+    };
+    assert_eq!(faults(killed), []);
+}
+
+#[test]
 fn another_request_that_never_was() {
     assert_eq!(faults(|h| see(h, 102, problem(422, "key-reused"))), [Fault::FalselyReused]);
     assert_eq!(faults(|h| see(h, 206, problem(422, "key-reused"))), [Fault::RecordLost, Fault::FalselyReused]);
