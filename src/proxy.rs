@@ -359,12 +359,12 @@ impl Core {
                 Ok(keyed.joined(joined))
             }
             Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
-            Err(_) if witness.was_granted() => {
+            // The store has not even answered. If it grants the claim now, the attempt hands it back.
+            Err(_) if witness.call_off() => Err(claim::unavailable(&keyed.identity.id)),
+            Err(_) => {
                 witness.tell_unknown();
                 Err(Problem::still_listening(&keyed.identity.id))
             }
-            // The store has not even answered; if it grants the claim now, the attempt goes on for a repeat to find.
-            Err(_) => Err(claim::unavailable(&keyed.identity.id)),
         }
     }
 

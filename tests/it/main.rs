@@ -10,6 +10,7 @@
 mod support;
 
 mod documents;
+mod history;
 mod layout;
 mod model;
 
