@@ -12,7 +12,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -79,7 +79,7 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
 /// the caller's, who may drop the future. A service that panics costs its connection, nothing else.
 ///
-/// An answer of 101 ends HTTP on its connection, whose bytes are then the service's: it has them from
+/// An answer of 101, or a 2xx to `CONNECT`, ends HTTP on its connection, whose bytes are then the service's: it has them from
 /// [`hyper::upgrade::on`]. Such a connection keeps its place under the limit, has no deadline here, and is not waited
 /// for.
 ///
@@ -249,10 +249,11 @@ where
     let (shared, service) = (exchange.clone(), house.service.clone());
     let answering = service_fn(move |request| {
         let turn = exchange.begin();
+        let connects = request.method() == Method::CONNECT;
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
         // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
         let called = verdict.map(|()| Box::pin(service(request, peer)));
-        answer(called, turn, peer)
+        answer(called, turn, peer, connects)
     });
     let connection = Box::pin(house.http1.serve_connection(TokioIo::new(wire), answering).with_upgrades());
     async move {
@@ -267,6 +268,7 @@ async fn answer<F, B>(
     called: Result<Pin<Box<F>>, HeadFault>,
     turn: Turn,
     peer: Peer,
+    connects: bool,
 ) -> Result<Response<Answer<B>>, Infallible>
 where
     F: Future<Output = Response<B>>,
@@ -284,15 +286,19 @@ where
         tokio::task::yield_now().await;
     }
     let drains = turn.exchange().drain().has_begun();
-    if matches!(&answered, Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS) {
+    let switches = answered.as_ref().is_ok_and(|response| {
+        response.status() == StatusCode::SWITCHING_PROTOCOLS || connects && response.status().is_success()
+    });
+    if switches {
         turn.exchange().switch();
     }
     let mut response = match answered {
         Ok(response) => response.map(|body| Answer::of(body, turn)),
         Err(fault) => Answer::refusal(fault, turn),
     };
-    // An answer that says `close` as well would not switch.
-    if drains && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+    // An answer that says `close` as well would not switch. What follows a refused CONNECT was meant for the tunnel, and
+    // must not be read as a request.
+    if !switches && (drains || connects) {
         answer::close(&mut response);
     }
     Ok(response)

@@ -13,7 +13,7 @@ use super::store::Backend;
 use super::{Config, effective};
 
 /// The settings that can change while the process runs, besides those of routes.
-const CHANGEABLE: [&str; 10] = [
+const CHANGEABLE: [&str; 11] = [
     "drain_timeout",
     "drain_delay",
     "limits.in_flight",
@@ -24,6 +24,7 @@ const CHANGEABLE: [&str; 10] = [
     "log.requests",
     "admin.token",
     "egress.allow",
+    "egress.tunnels",
 ];
 
 /// What is in force after a change of settings.
@@ -124,7 +125,7 @@ mod tests {
                      [limits]\nconnections = 1\nstreams = 1\nin_flight = 1\nwaiting = 1\nbuffered = \"1MiB\"\n\
                      header_bytes = \"8KiB\"\nheader_timeout = \"1s\"\nbody_timeout = \"1s\"\nidle_timeout = \"1s\"\n\
                      [log]\nlevel = \"debug\"\nformat = \"json\"\nrequests = true\n\
-                     [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\n\
+                     [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\ntunnels = [\"h.example\"]\n\
                      [store]\nurl = \"memory:\"\ntimeout = \"2s\"\nprefix = \"p\"\nallow_eviction = true";
         let (running, next) = (config(""), config(other));
         let Changed { config: changed, after_restart } = change(&running, &next);

@@ -24,7 +24,7 @@ use super::respond::Answer;
 use super::route::{self, Route};
 use super::tunnel::{self, Bounds, Offer};
 use crate::metrics::RequestResult;
-use crate::upstream::{RequestBody, ResponseBody, SendError};
+use crate::upstream::{RequestBody, ResponseBody, SendError, switched};
 
 /// The body of a plain request: as it comes, or read already while a key was looked for.
 #[derive(Debug)]
@@ -119,7 +119,7 @@ fn switch(offer: Option<Offer>, upstream: http::Response<ResponseBody>, passage:
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
     tunnel::announce(response.headers_mut(), protocol);
     let bounds = Bounds { idle, cut_off: shared.cut_off.clone(), counted: shared.tasks.enter(), held };
-    tunnel::run(offer.accepted(http::Response::from_parts(parts, body)), bounds);
+    tunnel::run(offer.accepted(), switched(http::Response::from_parts(parts, body)), bounds, |_| ());
     Some(Answer::new(response, RequestResult::Unprotected))
 }
 

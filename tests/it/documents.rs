@@ -61,7 +61,7 @@ fn set<T: AsRef<str>>(words: impl IntoIterator<Item = T>) -> BTreeSet<String> {
 fn metrics_with_everything() -> String {
     let metrics = Metrics::new();
     metrics.route("r").answered(RequestResult::Executed, std::time::Duration::ZERO);
-    metrics.no_route();
+    metrics.answered_without_route(RequestResult::NoRoute);
     metrics.set_records_open("unknown", 1);
     metrics.store_operation("claim").failed("refused");
     metrics.expose().0
