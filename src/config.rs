@@ -378,6 +378,9 @@ pub enum ScopePart {
     Header(HeaderName),
     /// A parameter of the query.
     Query(String),
+    /// The name in the certificate that the client has shown; none is not an empty one. It stays the same when the
+    /// certificate is renewed.
+    ClientCert,
     /// A constant: the command line's route has its upstream's authority here. A file can name one (`constant:TEXT`), so
     /// that effective settings can be written down and loaded again.
     Constant(String),

@@ -48,6 +48,7 @@ use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
 use self::forward::{Caller, Delivery, Outgoing};
 pub use self::headers::Peer;
 use self::join::Joined;
+pub use self::key::ClientName;
 use self::key::{Found, Identity, Key, KeyFault};
 use self::pass::{Passage, Plain};
 use self::recent::Recent;

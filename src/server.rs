@@ -25,6 +25,7 @@ use crate::config::Limits;
 use crate::shutdown::{Signal, Tasks, spawn_counted};
 
 mod answer;
+mod client;
 mod core;
 mod drain;
 mod exchange;
@@ -45,6 +46,7 @@ mod wire;
 mod tests;
 
 pub use self::core::{Core, Inbox, core};
+pub use client::ClientName;
 pub use listener::{BindError, Door, Listener, accept, bind};
 pub use tls::{CertificateError, Tls};
 
@@ -53,7 +55,7 @@ use answer::Answer;
 use drain::Drain;
 use exchange::{Exchange, Turn};
 use fault::HeadFault;
-use greet::{GreetError, Greeting, Version};
+use greet::{GreetError, Greeted, Greeting, Version};
 use socket::Socket;
 use wire::Wire;
 
@@ -78,6 +80,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// When `stop` is given, connections between two requests close at once, running requests get their answers with
 /// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
 /// the caller's, who may drop the future. A service that panics costs its connection, nothing else.
+///
+/// Requests of a client that has shown a certificate have its [`ClientName`] among their extensions.
 ///
 /// An answer of 101, or a 2xx to `CONNECT`, ends HTTP on its connection, whose bytes are then the service's: it has them from
 /// [`hyper::upgrade::on`]. Such a connection keeps its place under the limit, has no deadline here, and is not waited
@@ -186,13 +190,13 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let running = serve_http1(socket, at, peer, house, seat);
+    let running = serve_http1(socket, at, peer, None, house, seat);
     spawn_counted(tasks, running);
 }
 
 /// Runs a connection that has to say first what it speaks.
 fn spawn_greeted<S, F, B>(
-    greeting: impl Future<Output = Result<(Socket, Version), GreetError>> + Send + 'static,
+    greeting: impl Future<Output = Result<Greeted, GreetError>> + Send + 'static,
     at: Instant,
     peer: Peer,
     house: &Arc<House<S>>,
@@ -208,9 +212,15 @@ fn spawn_greeted<S, F, B>(
     spawn_counted(tasks, async move {
         let limits = &house.limits;
         match Box::pin(greet::in_time(limits.header_timeout, &house.drain, greeting)).await {
-            Ok((socket, Version::One)) => serve_http1(socket, at, peer, &house, seat).await,
-            Ok((socket, Version::Two)) => {
+            Ok(Greeted { socket, version: Version::One, client }) => {
+                serve_http1(socket, at, peer, client, &house, seat).await;
+            }
+            Ok(Greeted { socket, version: Version::Two, client }) => {
                 let service = house.service.clone();
+                let service = move |mut request: Request<Incoming>, peer| {
+                    name(&mut request, client.as_ref());
+                    service(request, peer)
+                };
                 let served = http2::serve(socket, at, &house.http2, service, peer, limits, &house.drain);
                 if let Err(error) = Box::pin(served).await {
                     if error.is_abuse() {
@@ -235,6 +245,7 @@ fn serve_http1<S, F, B>(
     socket: Socket,
     at: Instant,
     peer: Peer,
+    client: Option<ClientName>,
     house: &House<S>,
     seat: Seat,
 ) -> impl Future<Output = ()> + Send + use<S, F, B>
@@ -247,7 +258,8 @@ where
     let exchange = Arc::new(Exchange::new(house.drain.clone(), seat));
     let wire = Wire::new(socket, at, &house.limits, exchange.clone());
     let (shared, service) = (exchange.clone(), house.service.clone());
-    let answering = service_fn(move |request| {
+    let answering = service_fn(move |mut request: Request<Incoming>| {
+        name(&mut request, client.as_ref());
         let turn = exchange.begin();
         let connects = request.method() == Method::CONNECT;
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
@@ -260,6 +272,13 @@ where
         if let Err(error) = drive(connection, &shared).await {
             tracing::debug!(remote = ?peer.remote, %error, "a connection ended early");
         }
+    }
+}
+
+/// Says by whom a request was made, if that is known.
+fn name(request: &mut Request<Incoming>, client: Option<&ClientName>) {
+    if let Some(client) = client {
+        request.extensions_mut().insert(client.clone());
     }
 }
 
