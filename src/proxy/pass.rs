@@ -16,7 +16,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::Shared;
-use super::body::{Body, Held};
+use super::body::{self, Arriving, Body, Held};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus, Peer};
@@ -64,7 +64,10 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
     let offer = Offer::of(head, body.is_there()).filter(|_| route.pool.can_switch());
     let mut request = Request::new(match body {
         Plain::Coming(body) if body.is_end_stream() => RequestBody::empty(),
-        Plain::Coming(body) => RequestBody::stream(Watched { body, progress: progress.clone() }),
+        Plain::Coming(body) => {
+            let body = body::begun(head, body).await?;
+            RequestBody::stream(Watched { body, progress: progress.clone() })
+        }
         Plain::Read(bytes) => RequestBody::full(bytes),
     });
     *request.method_mut() = head.method.clone();
@@ -206,7 +209,7 @@ impl Progress {
 
 /// A request body that says when it moves.
 struct Watched {
-    body: Incoming,
+    body: Arriving,
     progress: Progress,
 }
 

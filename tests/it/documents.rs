@@ -187,7 +187,7 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Kind::KeyMissing,
     Kind::KeyInvalid,
     Kind::KeyReused,
@@ -201,6 +201,7 @@ const KINDS: [Kind; 16] = [
     Kind::StoreUnavailable,
     Kind::BodyTooLarge,
     Kind::BodyTimeout,
+    Kind::ExpectationFailed,
     Kind::NoRoute,
     Kind::EgressRefused,
     Kind::Overloaded,
