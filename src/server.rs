@@ -262,6 +262,9 @@ where
         name(&mut request, client.as_ref());
         let turn = exchange.begin();
         let connects = request.method() == Method::CONNECT;
+        if request.method() == Method::OPTIONS && exchange.asks_server() {
+            head::ask_server(&mut request);
+        }
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
         // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
         let called = verdict.map(|()| Box::pin(service(request, peer)));

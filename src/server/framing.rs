@@ -19,6 +19,8 @@ pub(super) struct Follower {
     /// Heads that are complete.
     heads: u64,
     head: Framing,
+    /// The numbers of heads that ask a server as a whole, as long as nobody has taken them.
+    asterisks: Vec<u64>,
 }
 
 /// The part of a message that the next byte belongs to.
@@ -80,6 +82,12 @@ impl Follower {
     /// Heads that were completed.
     pub(super) fn heads(&self) -> u64 {
         self.heads
+    }
+
+    /// The numbers, counted from 0, of new heads that ask a server as a whole: `OPTIONS http://HOST`, without so much as a
+    /// slash (RFC 9112, section 3.2.4). hyper adds the slash.
+    pub(super) fn take_asterisks(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.asterisks)
     }
 
     /// Follows the bytes that come next. After a fault it follows nothing any more.
@@ -144,6 +152,9 @@ impl Follower {
             (Part::Between | Part::RequestLine, line) if has_fragment(line) => return Err(Some(HeadFault::Fragment)),
             (Part::Between | Part::RequestLine, line) => {
                 self.head.connects = line.starts_with(b"CONNECT ");
+                if asks_a_server(line) {
+                    self.asterisks.push(self.heads);
+                }
                 Part::Fields
             }
             (Part::Fields, []) => {
@@ -210,6 +221,20 @@ impl Framing {
 fn has_fragment(line: &[u8]) -> bool {
     // A method may have the character.
     line.iter().skip_while(|byte| **byte != b' ').any(|byte| *byte == b'#')
+}
+
+/// Whether a request line is that of `OPTIONS` for a URL that has neither a path nor a query.
+fn asks_a_server(line: &[u8]) -> bool {
+    let Some(target) = line.strip_prefix(b"OPTIONS ").and_then(|rest| rest.split(|byte| *byte == b' ').next()) else {
+        return false;
+    };
+    let behind = |scheme: &[u8]| {
+        let (start, rest) = target.split_at_checked(scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some(rest)
+    };
+    behind(b"http://")
+        .or_else(|| behind(b"https://"))
+        .is_some_and(|rest| !rest.iter().any(|b| matches!(b, b'/' | b'?')))
 }
 
 /// The value of a field line if it has this name (lower-case, with the colon).

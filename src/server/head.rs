@@ -2,6 +2,7 @@
 //! target's through. What can only be seen in the bytes is left to `framing`.
 
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use super::fault::{HeadFault, MAX_FIELDS};
@@ -17,6 +18,16 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<(), HeadFault> {
         (Some("http" | "https"), Some(_)) => same_authority(uri, host),
         // An authority alone; other schemes.
         _ => Err(HeadFault::Target),
+    }
+}
+
+/// Takes the slash off `OPTIONS http://HOST` that the parser has added, and writes it as what the server behind HOST is
+/// to be asked.
+pub(super) fn ask_server<B>(request: &mut Request<B>) {
+    let mut parts = request.uri().clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::from_static("*"));
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
     }
 }
 
