@@ -32,6 +32,7 @@ mod resend;
 mod streams;
 
 mod egress;
+mod http2_requests;
 mod http2_upstream;
 mod limits;
 mod overload;
