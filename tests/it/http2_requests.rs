@@ -1,9 +1,9 @@
 //! Requests by HTTP/2 end to end: what is its own there (`Expect`, trailers, gRPC) under the promise that is the same.
 
 use bytes::Bytes;
+use h2::RecvStream;
 use h2::client::SendRequest;
 use h2::server::SendResponse;
-use h2::{Reason, RecvStream};
 use http::{HeaderMap, Request, Response, StatusCode};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::mpsc;
