@@ -9,26 +9,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use redis::Value;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::Shared;
-use super::ask::{Limits, Question, ask, error_of};
-use super::lane::{Lane, Route};
+use super::ask::Limits;
+use super::facts::{self, Facts};
+use super::lane::Lane;
 use super::link::Link;
 use super::server::Server;
 use super::together;
 use super::topology::Topology;
 use crate::config::store::Acknowledged;
+use crate::store::report::{Remark, Report, Weight};
 use crate::store::{StoreError, StoreErrorKind};
 
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 const CHECK_EVERY_WHILE_DOWN: Duration = Duration::from_millis(500);
-const OLDEST_VERSION: (u32, u32) = (7, 0);
-/// The first that can say what is on disk.
-const OLDEST_VERSION_WITH_WAITAOF: (u32, u32) = (7, 2);
 
 /// What is asked of every server of the store, and who is told when one fails.
 #[derive(Clone)]
@@ -83,7 +81,7 @@ impl Condition {
         match &**self.standing.load() {
             Standing::Fit => Ok(()),
             Standing::Unchecked => Err("Redis was not reached yet".into()),
-            Standing::Replica => Err(IS_REPLICA.into()),
+            Standing::Replica => Err(facts::IS_REPLICA.into()),
             Standing::Short(reason) | Standing::Unfit(reason) => Err(reason.clone()),
         }
     }
@@ -132,11 +130,9 @@ impl Condition {
     }
 }
 
-const IS_REPLICA: &str = "this Redis is a replica: store.url must name the master";
-
 /// Looks at one server.
 pub(super) async fn check(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
-    let seen = see(link, limits).await;
+    let seen = facts::see(link, limits).await;
     let condition = &link.server().condition;
     match &seen {
         Ok(facts) => condition.saw(facts),
@@ -144,33 +140,6 @@ pub(super) async fn check(link: &Link, limits: Limits) -> Result<Facts, StoreErr
         Err(error) => condition.failed(error),
     }
     seen
-}
-
-async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
-    let mut commands = redis::pipe();
-    // CONFIG is often forbidden, and then only less is logged: INFO says what matters.
-    commands.cmd("INFO").cmd("CONFIG").arg("GET").arg("save");
-    let Value::Array(answers) = ask(Route::Fixed(link), &Question::Commands(commands), limits).await? else {
-        return Ok(Facts::default());
-    };
-    let mut answers = answers.into_iter();
-    let mut facts = match answers.next().map(Value::extract_error) {
-        Some(Ok(Value::BulkString(info))) => Facts::read(&String::from_utf8_lossy(&info)),
-        Some(Err(refusal)) => match error_of(link.server(), refusal) {
-            error if error.kind == StoreErrorKind::Refused => Facts { refusal: error.message, ..Facts::default() },
-            error => return Err(error),
-        },
-        _ => Facts::default(),
-    };
-    if facts.is_loading {
-        return Err(StoreError::new(StoreErrorKind::Unreachable, false, "Redis is still loading its data"));
-    }
-    if let Some(Value::Array(pair)) = answers.next()
-        && let Some(Value::BulkString(save)) = pair.get(1)
-    {
-        facts.snapshots = Some(String::from_utf8_lossy(save).into_owned());
-    }
-    Ok(facts)
 }
 
 /// Looks at the servers again and again, and says in the log what changed.
@@ -212,13 +181,14 @@ fn note(shared: &Shared, server: &Server, before: Option<Said>, facts: Result<Fa
                 info!(address = server.address(), "Redis is back");
             }
             said.was_down = false;
-            if facts.role == "slave"
+            if facts.is_replica()
                 && let Topology::Changing(directory) = &shared.topology
             {
                 directory.doubt();
             }
+            let facts = facts.lasting();
             if said.facts.as_ref() != Some(&facts) {
-                facts.log(server, &shared.watched);
+                log(server, &facts.report(&shared.watched));
                 said.facts = Some(facts);
             }
         }
@@ -232,111 +202,56 @@ fn note(shared: &Shared, server: &Server, before: Option<Said>, facts: Result<Fa
     said
 }
 
-/// What the server says of itself, as far as it matters here.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Facts {
-    version: String,
-    eviction: Option<String>,
-    role: String,
-    replicas: String,
-    append_only: bool,
-    /// When it writes snapshots; `None` when it does not say.
-    snapshots: Option<String>,
-    is_loading: bool,
-    /// Why it says nothing.
-    refusal: String,
+/// See [`crate::store::Store::inspect`]. What is seen counts for the readiness as well.
+pub(super) async fn inspect(shared: &Shared, lane: &Lane, limits: Limits) -> Result<Report, StoreError> {
+    // Of several servers the first operation finds out which there are.
+    let _ = shared.topology.groups().await;
+    let servers = shared.topology.servers();
+    if servers.is_empty() {
+        let reason =
+            shared.topology.ready().map_or_else(|reason| reason.to_string(), |()| "Redis cannot be found".into());
+        return Err(StoreError::new(StoreErrorKind::Unreachable, false, reason));
+    }
+    let checks = servers.iter().map(|server| async move { check(&lane.to_server(server), limits).await });
+    let mut reports = Vec::new();
+    for (server, facts) in servers.iter().zip(together::all(checks).await) {
+        reports.push((server.address(), facts?.report(&shared.watched)));
+    }
+    Ok(one_of(reports))
 }
 
-impl Facts {
-    fn read(info: &str) -> Facts {
-        let mut facts = Facts::default();
-        for (name, value) in info.lines().filter_map(|line| line.split_once(':')) {
-            match name {
-                "redis_version" => facts.version = value.to_owned(),
-                "maxmemory_policy" => facts.eviction = Some(value.to_owned()),
-                "role" => facts.role = value.to_owned(),
-                "connected_slaves" => facts.replicas = value.to_owned(),
-                "aof_enabled" => facts.append_only = value == "1",
-                "loading" => facts.is_loading = value == "1",
-                _ => {}
+/// One report of several servers: what all say is said once, what differs with the addresses.
+fn one_of(reports: Vec<(String, Report)>) -> Report {
+    let mut whole = Report::default();
+    let addresses: Vec<&str> = reports.iter().map(|(address, _)| address.as_str()).collect();
+    whole.fact("address", addresses.join(", "));
+    let names = reports.first().map(|(_, report)| report.facts.iter().map(|fact| fact.name).collect());
+    for name in names.unwrap_or_else(Vec::new) {
+        let value = |report: &Report| report.facts.iter().find(|fact| fact.name == name).map(|fact| fact.value.clone());
+        let values: Vec<String> = reports.iter().filter_map(|(_, report)| value(report)).collect();
+        let is_one = values.iter().all(|value| *value == values[0]);
+        let each = || addresses.iter().zip(&values).map(|(address, value)| format!("{address}: {value}"));
+        whole.fact(name, if is_one { values[0].clone() } else { each().collect::<Vec<_>>().join("; ") });
+    }
+    for (address, report) in &reports {
+        for remark in &report.remarks {
+            let is_said_by_all = reports.iter().all(|(_, report)| report.remarks.contains(remark));
+            let text = if is_said_by_all { remark.text.clone() } else { format!("{address}: {}", remark.text) };
+            if !whole.remarks.iter().any(|known| known.text == text) {
+                whole.remarks.push(Remark { weight: remark.weight, text });
             }
         }
-        facts
     }
+    whole
+}
 
-    fn standing(&self, watched: &Watched) -> Standing {
-        let allow_eviction = watched.allow_eviction;
-        if self.role == "slave" {
-            return Standing::Replica;
-        }
-        if allow_eviction && self.eviction.is_none() && watched.acknowledged.is_none() {
-            return Standing::Fit;
-        }
-        let Some(policy) = &self.eviction else {
-            return Standing::Unfit(format!(
-                "the maxmemory-policy of Redis cannot be seen, because INFO is refused: allow it to this user, or set \
-                 store.allow_eviction = true ({})",
-                self.refusal
-            ));
-        };
-        let version = self.version_number();
-        if version < OLDEST_VERSION {
-            return Standing::Unfit(format!("Redis {} is too old: 7.0 or newer is needed", self.version));
-        }
-        if policy != "noeviction" && !allow_eviction {
-            return Standing::Unfit(format!(
-                "Redis may forget claims: its maxmemory-policy is {policy} and must be noeviction (or set \
-                 store.allow_eviction = true)"
-            ));
-        }
-        watched.acknowledged.map_or(Standing::Fit, |wanted| self.acknowledges(wanted, version))
+fn log(server: &Server, report: &Report) {
+    info!(address = server.address(), found = %report, "Redis was reached");
+    if let Some(reason) = report.broken() {
+        warn!(address = server.address(), reason, "Redis is not used: keyed requests are refused");
     }
-
-    /// Whether claims can be acknowledged as the settings want it.
-    fn acknowledges(&self, wanted: Acknowledged, version: (u32, u32)) -> Standing {
-        if wanted.on_disk && version < OLDEST_VERSION_WITH_WAITAOF {
-            let version = &self.version;
-            return Standing::Unfit(format!("store.wait_aof needs Redis 7.2 or newer, and this is {version}"));
-        }
-        if wanted.on_disk && !self.append_only {
-            return Standing::Unfit("store.wait_aof needs appendonly yes, and this Redis has no such file".into());
-        }
-        let replicas = self.replicas.parse().unwrap_or(0);
-        if wanted.replicas > replicas {
-            let wanted = wanted.replicas;
-            return Standing::Short(format!("Redis has {replicas} replicas, and store.wait_replicas is {wanted}"));
-        }
-        Standing::Fit
-    }
-
-    /// Major and minor; zero if it does not say.
-    fn version_number(&self) -> (u32, u32) {
-        let mut numbers = self.version.split('.').map(|number| number.parse().unwrap_or(0));
-        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
-    }
-
-    fn log(&self, server: &Server, watched: &Watched) {
-        info!(
-            address = server.address(),
-            version = self.version,
-            maxmemory_policy = self.eviction.as_deref().unwrap_or("not shown"),
-            append_only = self.append_only,
-            snapshots = self.snapshots.as_deref().unwrap_or("not shown"),
-            replicas = self.replicas,
-            "Redis was reached"
-        );
-        match self.standing(watched) {
-            Standing::Unfit(reason) => warn!(reason, "Redis is not used: keyed requests are refused"),
-            Standing::Short(reason) => warn!(reason, "keyed requests are refused until it has them"),
-            Standing::Replica => warn!(IS_REPLICA),
-            Standing::Fit | Standing::Unchecked => {}
-        }
-        if watched.allow_eviction && self.eviction.as_deref() != Some("noeviction") {
-            warn!("store.allow_eviction is on: Redis may forget a claim, and a forgotten claim is a second execution");
-        }
-        if !self.append_only && self.snapshots.as_deref().is_none_or(str::is_empty) {
-            warn!("Redis keeps nothing on disk as far as it shows: a restart forgets every record");
-        }
+    for weakness in report.of(Weight::Weakens) {
+        warn!("{weakness}");
     }
 }
 
@@ -344,73 +259,20 @@ impl Facts {
 mod tests {
     use super::*;
 
-    fn facts(version: &str, policy: Option<&str>) -> Facts {
-        Facts {
-            version: version.into(),
-            eviction: policy.map(str::to_owned),
-            role: "master".into(),
-            ..Facts::default()
-        }
-    }
-
-    fn watched(allow_eviction: bool, acknowledged: Option<Acknowledged>) -> Watched {
-        Watched { allow_eviction, acknowledged, in_doubt: Arc::default() }
-    }
-
     #[test]
-    fn accepts_only_a_server_that_never_forgets_by_itself() {
-        let standing = |facts: &Facts, allow| facts.standing(&watched(allow, None));
-        assert_eq!(standing(&facts("7.0.15", Some("noeviction")), false), Standing::Fit);
-        assert_eq!(standing(&facts("7.0.15", Some("volatile-lru")), true), Standing::Fit);
-        assert_eq!(standing(&facts("8.0.0", None), true), Standing::Fit);
-        let replica = Facts { role: "slave".into(), ..facts("7.2.0", Some("noeviction")) };
-        assert_eq!(standing(&replica, true), Standing::Replica);
-        for (unfit, allow) in [
-            (facts("7.0.15", Some("volatile-lru")), false),
-            (facts("7.0.15", Some("allkeys-lfu")), false),
-            (facts("7.0.15", None), false),
-            (facts("6.2.14", Some("noeviction")), true),
-            (facts("", Some("noeviction")), true),
-        ] {
-            assert!(matches!(standing(&unfit, allow), Standing::Unfit(_)), "{unfit:?}");
-        }
-    }
-
-    #[test]
-    fn acknowledgements_need_replicas_and_on_disk_a_server_that_can_say_so() {
-        let wanted = |replicas, on_disk| {
-            let timeout = Duration::from_millis(200);
-            watched(false, Some(Acknowledged { replicas, on_disk, timeout }))
+    fn several_servers_are_one_report() {
+        let report = |role: &str, weak: &[&str]| {
+            let mut report = Report::default();
+            report.fact("version", "7.0.15");
+            report.fact("topology", role);
+            weak.iter().for_each(|weak| report.weakens(*weak));
+            report
         };
-        let with = |version, replicas: &str, append_only| Facts {
-            replicas: replicas.into(),
-            append_only,
-            ..facts(version, Some("noeviction"))
-        };
-        assert_eq!(with("7.0.15", "2", false).standing(&wanted(2, false)), Standing::Fit);
-        assert!(matches!(with("7.0.15", "1", false).standing(&wanted(2, false)), Standing::Short(_)));
-        assert_eq!(with("7.2.0", "1", true).standing(&wanted(1, true)), Standing::Fit);
-        assert_eq!(with("8.0.1", "0", true).standing(&wanted(0, true)), Standing::Fit);
-        for unfit in [with("7.0.15", "1", true), with("7.2.0", "1", false)] {
-            assert!(matches!(unfit.standing(&wanted(1, true)), Standing::Unfit(_)), "{unfit:?}");
-        }
-    }
-
-    #[test]
-    fn reads_what_a_server_says() {
-        let info = "# Server\r\nredis_version:7.0.15\r\naof_enabled:1\r\nmaxmemory_policy:noeviction\r\nrole:master\r\n\
-                    connected_slaves:2\r\n";
-        assert_eq!(
-            Facts::read(info),
-            Facts {
-                version: "7.0.15".into(),
-                eviction: Some("noeviction".into()),
-                role: "master".into(),
-                replicas: "2".into(),
-                append_only: true,
-                ..Facts::default()
-            }
-        );
-        assert!(Facts::read("loading:1\r\n").is_loading);
+        let whole = one_of(vec![
+            ("a:1".into(), report("with 1 replica", &["asynchronous", "no file"])),
+            ("b:2".into(), report("alone", &["asynchronous"])),
+        ]);
+        assert_eq!(whole.to_string(), "address: a:1, b:2, version: 7.0.15, topology: a:1: with 1 replica; b:2: alone");
+        assert_eq!(whole.of(Weight::Weakens).collect::<Vec<_>>(), ["asynchronous", "a:1: no file"]);
     }
 }

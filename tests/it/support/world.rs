@@ -78,6 +78,7 @@ pub(crate) struct Builder {
     proxies: usize,
     relayed: bool,
     upstream_closed: bool,
+    redis: &'static [&'static str],
 }
 
 impl Builder {
@@ -123,6 +124,12 @@ impl Builder {
         self
     }
 
+    /// With these arguments of the Redis server.
+    pub(crate) fn redis(mut self, settings: &'static [&'static str]) -> Builder {
+        self.redis = settings;
+        self
+    }
+
     /// With an upstream that refuses connections until it is opened.
     pub(crate) fn upstream_closed(mut self) -> Builder {
         self.upstream_closed = true;
@@ -136,7 +143,7 @@ impl Builder {
         let (mut redis, mut cluster, mut watched) = (None, None, None);
         match self.store {
             Store::Memory | Store::Disk => {}
-            Store::Redis => redis = Some(RedisServer::start().await),
+            Store::Redis => redis = Some(RedisServer::start(self.redis).await),
             Store::Cluster => cluster = Some(Cluster::start().await),
             Store::Sentinel => watched = Some(Watched::start().await),
         }
@@ -213,6 +220,7 @@ impl World {
             proxies: 1,
             relayed: false,
             upstream_closed: false,
+            redis: &[],
         };
         builder
             .top("listen = \"127.0.0.1:0\"\n drain_timeout = \"10s\"")
