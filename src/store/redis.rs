@@ -5,16 +5,16 @@
 //! that a large replay does not hold up a claim. What the server survives is its own affair; see `docs/stores.md`.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
 use redis::Value;
 
-use self::ask::{Limits, NoAnswer, Question, ask};
+use self::ask::{Limits, Question, ask};
+use self::failure::NoAnswer;
 use self::health::Watched;
 use self::keys::Keys;
-use self::lane::Lane;
+use self::lane::{Lane, WaitingLanes};
 use self::replies::{Claimed, Completed, Looked, Recorded};
 use self::scripts::{Call, Script, Scripts};
 use self::subscriber::Subscriptions;
@@ -34,6 +34,7 @@ mod ask;
 mod differential;
 mod directory;
 mod facts;
+mod failure;
 mod health;
 mod keys;
 mod lane;
@@ -105,9 +106,6 @@ async fn background(shared: Arc<Shared>) {
     );
 }
 
-/// How many connections carry claims that wait for replicas: one that is not waiting is there for the next claim.
-const WAITING_LANES: usize = 2;
-
 struct RedisStore {
     shared: Arc<Shared>,
     claims: Lane,
@@ -115,42 +113,10 @@ struct RedisStore {
     waiting: Option<WaitingLanes>,
 }
 
-/// Claims that wait hold up what comes behind them, so nothing else goes by their connections.
-struct WaitingLanes {
-    lanes: [Lane; WAITING_LANES],
-    under_way: [AtomicUsize; WAITING_LANES],
-}
-
-/// Counts one claim on its lane.
-struct UnderWay<'a>(&'a AtomicUsize);
-
-impl Drop for UnderWay<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
-impl WaitingLanes {
-    /// The lane with the fewest claims.
-    fn pick(&self) -> (&Lane, UnderWay<'_>) {
-        let (lane, count) = self
-            .lanes
-            .iter()
-            .zip(&self.under_way)
-            .min_by_key(|(_, count)| count.load(Ordering::Relaxed))
-            .expect("there is more than none");
-        count.fetch_add(1, Ordering::Relaxed);
-        (lane, UnderWay(count))
-    }
-}
-
 impl RedisStore {
     fn new(shared: Arc<Shared>) -> RedisStore {
         let lane = || Lane::new(&shared.topology);
-        let waiting = shared
-            .watched
-            .acknowledged
-            .map(|_| WaitingLanes { lanes: std::array::from_fn(|_| lane()), under_way: Default::default() });
+        let waiting = shared.watched.acknowledged.map(|_| WaitingLanes::new(&shared.topology));
         RedisStore { claims: lane(), bodies: lane(), waiting, shared }
     }
 

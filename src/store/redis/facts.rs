@@ -5,7 +5,8 @@
 
 use redis::Value;
 
-use super::ask::{Limits, Question, ask, error_of};
+use super::ask::{Limits, Question, ask};
+use super::failure::error_of;
 use super::health::{Standing, Watched};
 use super::lane::Route;
 use super::link::Link;

@@ -225,8 +225,8 @@ fn one_of(reports: Vec<(String, Report)>) -> Report {
     let mut whole = Report::default();
     let addresses: Vec<&str> = reports.iter().map(|(address, _)| address.as_str()).collect();
     whole.fact("address", addresses.join(", "));
-    let names = reports.first().map(|(_, report)| report.facts.iter().map(|fact| fact.name).collect());
-    for name in names.unwrap_or_else(Vec::new) {
+    let names: Option<Vec<_>> = reports.first().map(|(_, report)| report.facts.iter().map(|fact| fact.name).collect());
+    for name in names.unwrap_or_default() {
         let value = |report: &Report| report.facts.iter().find(|fact| fact.name == name).map(|fact| fact.value.clone());
         let values: Vec<String> = reports.iter().filter_map(|(_, report)| value(report)).collect();
         let is_one = values.iter().all(|value| *value == values[0]);

@@ -5,6 +5,7 @@
 //! the master may have changed.
 
 use std::ops::Deref;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::directory::{Directory, Lost};
@@ -103,5 +104,42 @@ impl Deref for Held<'_> {
             Held::Lent(link) => link,
             Held::Own(link) => link,
         }
+    }
+}
+
+/// How many connections carry claims that wait for replicas: one that is not waiting is there for the next claim.
+const WAITING_LANES: usize = 2;
+
+/// Claims that wait hold up what comes behind them, so nothing else goes by their connections.
+pub(super) struct WaitingLanes {
+    lanes: [Lane; WAITING_LANES],
+    under_way: [AtomicUsize; WAITING_LANES],
+}
+
+/// Counts one claim on its lane.
+pub(super) struct UnderWay<'a>(&'a AtomicUsize);
+
+impl Drop for UnderWay<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+impl WaitingLanes {
+    /// Lanes on which nothing is open yet.
+    pub(super) fn new(topology: &Topology) -> WaitingLanes {
+        WaitingLanes { lanes: std::array::from_fn(|_| Lane::new(topology)), under_way: Default::default() }
+    }
+
+    /// The lane with the fewest claims.
+    pub(super) fn pick(&self) -> (&Lane, UnderWay<'_>) {
+        let (lane, count) = self
+            .lanes
+            .iter()
+            .zip(&self.under_way)
+            .min_by_key(|(_, count)| count.load(Ordering::Relaxed))
+            .expect("there is more than none");
+        count.fetch_add(1, Ordering::Relaxed);
+        (lane, UnderWay(count))
     }
 }
