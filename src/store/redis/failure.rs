@@ -151,7 +151,15 @@ impl Failure {
                 Turn::Elsewhere(None)
             }
             Failure::Busy(error) if error.code() == Some("TRYAGAIN") => Turn::Again,
-            Failure::TimedOut | Failure::Busy(_) | Failure::Demoted(_) => {
+            Failure::Demoted(_) => {
+                // It keeps its connections, and would answer what only reads from data that lag behind.
+                if let Some(server) = server {
+                    server.renounce_connections();
+                }
+                directory.doubt();
+                Turn::Again
+            }
+            Failure::TimedOut | Failure::Busy(_) => {
                 directory.doubt();
                 Turn::Again
             }

@@ -184,6 +184,7 @@ fn note(shared: &Shared, server: &Server, before: Option<Said>, facts: Result<Fa
             if facts.is_replica()
                 && let Topology::Changing(directory) = &shared.topology
             {
+                server.renounce_connections();
                 directory.doubt();
             }
             let facts = facts.lasting();

@@ -20,16 +20,20 @@ pub(super) struct Connection {
 
 impl Connection {
     /// An open connection, and the task that moves its bytes.
-    pub(super) fn new(commands: MultiplexedConnection, task: tokio::task::JoinHandle<()>) -> Connection {
-        Connection { commands, driver: Arc::new(Driver { task, group: Arc::default() }) }
+    pub(super) fn new(
+        commands: MultiplexedConnection,
+        task: tokio::task::JoinHandle<()>,
+        generation: u64,
+    ) -> Connection {
+        Connection { commands, driver: Arc::new(Driver { task, generation, group: Arc::default() }) }
     }
 
     fn is(&self, other: &Connection) -> bool {
         Arc::ptr_eq(&self.driver, &other.driver)
     }
 
-    pub(super) fn is_closed(&self) -> bool {
-        self.driver.task.is_finished()
+    fn is_open(&self, server: &Server) -> bool {
+        !self.driver.task.is_finished() && self.driver.generation == server.generation()
     }
 
     /// The claims on it that wait for replicas together.
@@ -40,6 +44,7 @@ impl Connection {
 
 struct Driver {
     task: tokio::task::JoinHandle<()>,
+    generation: u64,
     group: Arc<Group>,
 }
 
@@ -108,7 +113,7 @@ impl Link {
     fn look(&self) -> Result<Connection, u64> {
         let current = self.lock();
         match &current.connection {
-            Some(connection) if !connection.is_closed() && !self.server.is_left() => Ok(connection.clone()),
+            Some(connection) if connection.is_open(&self.server) => Ok(connection.clone()),
             _ => Err(current.failed_attempts),
         }
     }

@@ -4,7 +4,7 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use redis::aio::MultiplexedConnection;
@@ -69,6 +69,8 @@ pub(super) struct Server {
     // Whether each connection begins with the question whether this is a master.
     asks_role: bool,
     is_left: AtomicBool,
+    // Connections of an earlier one are given up.
+    generation: AtomicU64,
     /// What was last seen of it.
     pub(super) condition: Condition,
 }
@@ -80,8 +82,9 @@ impl Server {
         let name = access.tls.as_ref().map(|_| ServerName::try_from(host)).transpose().map_err(|e| {
             OpenError::new(format!("store.url: {} is not a name that a certificate can carry", place.host)).because(e)
         })?;
-        let (is_left, condition) = (AtomicBool::new(false), Condition::new(access.watched.clone()));
-        Ok(Server { place, access, name, asks_role: false, is_left, condition })
+        let condition = Condition::new(access.watched.clone());
+        let (is_left, generation) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(Server { place, access, name, asks_role: false, is_left, generation, condition })
     }
 
     /// The same, of which every connection must be one to a master.
@@ -100,7 +103,7 @@ impl Server {
         if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
     }
 
-    /// Whether another server has its part by now. Connections to it are given up.
+    /// Whether another server has its part by now.
     pub(super) fn is_left(&self) -> bool {
         self.is_left.load(Ordering::Relaxed)
     }
@@ -108,6 +111,17 @@ impl Server {
     /// Gives it up.
     pub(super) fn leave(&self) {
         self.is_left.store(true, Ordering::Relaxed);
+        self.renounce_connections();
+    }
+
+    /// Gives all connections up that are open now. New ones find out anew what it is.
+    pub(super) fn renounce_connections(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Which connections count: those that were opened in this generation.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
     }
 
     async fn tcp(&self) -> io::Result<TcpStream> {
@@ -140,6 +154,7 @@ impl Server {
         login: &RedisConnectionInfo,
         config: AsyncConnectionConfig,
     ) -> Result<Connection, RedisError> {
+        let generation = self.generation();
         let tcp = self.tcp().await?;
         let (commands, task) = match self.access.tls.as_ref().zip(self.name.as_ref()) {
             None => {
@@ -152,7 +167,7 @@ impl Server {
                 (commands, tokio::spawn(driver))
             }
         };
-        Ok(Connection::new(commands, task))
+        Ok(Connection::new(commands, task, generation))
     }
 }
 

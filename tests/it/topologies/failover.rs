@@ -123,13 +123,14 @@ async fn a_master_demoted_by_hand_is_not_written_to_or_read() {
     let process = Process::ready(&config).await;
     let claim = claim_in(1);
     assert_eq!(process.store.claim(&claim).await.unwrap(), GRANTED);
+    assert!(process.store.get(&claim.id).await.unwrap().is_some());
     // The sentinels still name it.
     watched.sentinels.iter().for_each(|sentinel| sentinel.pause());
     let other = watched.servers[1].port.to_string();
     assert_eq!(watched.servers[0].command(&["REPLICAOF", "127.0.0.1", &other]), "OK");
     let error = process.store.claim(&claim_in(2)).await.unwrap_err();
     assert!(!error.may_have_run, "{error}");
-    until("reads are refused as well", async || process.store.look(&claim.id, &claim.fingerprint).await.err()).await;
+    until("reads are refused as well", async || process.store.get(&claim.id).await.err()).await;
     until("it is not ready", async || process.store.ready().err()).await;
     assert_eq!(watched.servers[0].command(&["REPLICAOF", "NO", "ONE"]), "OK");
     until("it serves again", async || process.store.claim(&again(&claim)).await.ok()).await;
