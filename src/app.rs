@@ -133,7 +133,7 @@ impl App {
         let admin = config.admin.listen.map(server::bind).transpose()?;
         let store = store::open(&config.store, &metrics)?;
         let shared = Shared::new(&config.limits, &metrics);
-        let signals = Signals::default();
+        let signals = Signals { stop: shared.stopping.clone(), ..Signals::default() };
         let mut app = App {
             metrics,
             ready: Ready::default(),

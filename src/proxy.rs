@@ -40,7 +40,7 @@ pub mod error;
 pub mod headers;
 
 use self::attempt::Attempt;
-use self::body::{Body, Budget, Share};
+use self::body::{Body, Budget, Patience, Share};
 use self::claim::Looked;
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
@@ -73,6 +73,8 @@ pub struct Shared {
     metrics: Arc<Metrics>,
     /// Attempts that run now; a stop waits for them.
     pub tasks: Tasks,
+    /// Given when a stop begins: what has not come to a claim is not waited for long.
+    pub stopping: Signal,
     /// Given when a stop no longer waits: each running attempt is doubted, or released.
     pub cut_off: Signal,
 }
@@ -88,6 +90,7 @@ impl Shared {
             buffered: Budget::new(limits.buffered).shown_by(metrics.buffered_bytes()),
             metrics: metrics.clone(),
             tasks: Tasks::default(),
+            stopping: Signal::new(),
             cut_off: Signal::new(),
         }
     }
@@ -308,7 +311,8 @@ impl Core {
             return Ok(answer);
         }
         let max = route.config.max_request_body;
-        let body = body::read(head, body, max, self.body_timeout, &self.shared.buffered).await?;
+        let patience = Patience { within: self.body_timeout, stopping: &self.shared.stopping };
+        let body = body::read(head, body, max, patience, &self.shared.buffered).await?;
         let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;

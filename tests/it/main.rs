@@ -29,6 +29,7 @@ mod keys;
 mod keeping;
 mod replay;
 mod resend;
+mod stopping;
 mod streams;
 
 mod egress;
