@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::header::CONTENT_LENGTH;
-use http::{Request, Response, request};
+use http::{Method, Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -26,6 +26,7 @@ pub mod join;
 pub mod lease;
 pub mod recent;
 
+pub mod connect;
 pub mod forward;
 pub mod pass;
 pub mod tunnel;
@@ -47,13 +48,14 @@ use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
 use self::forward::{Caller, Delivery, Outgoing};
 pub use self::headers::Peer;
 use self::join::Joined;
+pub use self::key::ClientName;
 use self::key::{Found, Identity, Key, KeyFault};
 use self::pass::{Passage, Plain};
 use self::recent::Recent;
 use self::respond::Answer;
 use self::route::egress::{self, Destinations};
 use self::route::{Route, Routes};
-use crate::config::{Config, Limits, OnDuplicate};
+use crate::config::{Config, Egress, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Fingerprint, Reason};
 use crate::shutdown::{Signal, Tasks};
@@ -108,6 +110,7 @@ pub struct Proxy(Arc<ArcSwap<Core>>);
 /// One state of the settings, with what it needs on this core.
 struct Core {
     routes: Routes,
+    egress: Arc<Egress>,
     /// How fingerprints are made, by the route's index.
     policies: Vec<Policy>,
     store: Arc<dyn Store>,
@@ -199,6 +202,7 @@ impl Core {
         });
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
+            egress: config.egress.clone(),
             policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
             store,
             shared: shared.clone(),
@@ -217,6 +221,7 @@ impl Core {
     fn for_another_core(&self, store: Arc<dyn Store>, running: Option<&Routes>) -> Core {
         Core {
             routes: self.routes.for_another_core(running),
+            egress: self.egress.clone(),
             policies: self.policies.clone(),
             store,
             shared: self.shared.clone(),
@@ -229,11 +234,14 @@ impl Core {
     async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
         let (mut head, body) = request.into_parts();
+        if head.method == Method::CONNECT {
+            return Box::pin(self.connect(&mut head, peer)).await;
+        }
         let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
                 body::discard(&head, body);
-                self.shared.metrics.no_route();
+                self.shared.metrics.answered_without_route(RequestResult::NoRoute);
                 return problem.into_response();
             }
         };
@@ -256,6 +264,23 @@ impl Core {
                 seconds = took.as_secs_f64(),
                 "request"
             );
+        }
+        answer.response
+    }
+
+    /// Answers a `CONNECT`, which no route takes.
+    async fn connect(&self, head: &mut request::Parts, peer: Peer) -> Response<Body> {
+        let connecting = async {
+            let total = self.shared.in_flight.take(1).ok_or_else(|| overloaded("requests in flight"))?;
+            let held = Box::new((total, Counted::new(self.shared.metrics.tunnels())));
+            let passage = Passage { peer, held, idle: self.idle_timeout, shared: &self.shared };
+            connect::connect(head, &self.egress.tunnels, passage).await
+        };
+        let answer = connecting.await.unwrap_or_else(Answer::problem);
+        self.shared.metrics.answered_without_route(answer.result);
+        if self.log_requests {
+            let (status, result) = (answer.response.status().as_u16(), answer.result.as_str());
+            tracing::info!(method = %head.method, target = %head.uri, status, result, "request");
         }
         answer.response
     }

@@ -20,6 +20,7 @@ mod contract;
 mod disk;
 mod redis_server;
 mod redis_store;
+mod store_check;
 
 mod claiming;
 mod crash;
@@ -31,6 +32,7 @@ mod resend;
 mod streams;
 
 mod egress;
+mod http2_requests;
 mod http2_upstream;
 mod limits;
 mod overload;
