@@ -39,11 +39,7 @@ struct Storm {
 
 impl Storm {
     fn any_blows(dice: &mut Dice, storm: &Storm) -> Vec<Planned> {
-        let mut kinds = blows::of_proxies(storm.proxies);
-        if storm.store == Store::Redis {
-            kinds.extend(blows::of_redis());
-        }
-        blows::plan(dice, &kinds, LENGTH, Vec::new())
+        blows::plan(dice, &blows::kinds(storm.store, storm.proxies), LENGTH, Vec::new())
     }
 }
 
@@ -159,7 +155,7 @@ async fn the_promise_holds_on_two_proxies_and_a_redis_that_keeps_a_log() {
 /// With proxies that live, what is not recorded, or not handed back, has no excuse.
 #[tokio::test]
 async fn the_promise_holds_on_two_proxies_that_live_and_a_redis_that_is_struck() {
-    let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &blows::of_redis(), LENGTH, Vec::new());
+    let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &blows::kinds(Store::Redis, 0), LENGTH, Vec::new());
     let (store, kept) = (Store::Redis, Kept::Everything);
     judged(&Storm { name: "redis alone", store, proxies: 2, redis: LOGGED, kept, blows }).await;
 }

@@ -8,7 +8,7 @@ use super::log::Log;
 use crate::history::{Loss, Moment, Span, Terms};
 use crate::support::dice::Dice;
 use crate::support::relay::Loss as LostReply;
-use crate::support::{World, ms};
+use crate::support::{Store, World, ms};
 
 /// One kind of blow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -191,14 +191,16 @@ pub(super) async fn strike(world: &mut World, log: &Log, plan: &[Planned], mut k
     terms
 }
 
-/// The blows that proxies can get.
-pub(super) fn of_proxies(proxies: usize) -> Vec<Blow> {
-    (0..proxies).flat_map(|n| [Blow::KillProxy(n), Blow::KillProxy(n), Blow::PauseProxy(n)]).collect()
-}
-
-/// The blows that a Redis with a log, and the way to it, can get.
-pub(super) fn of_redis() -> Vec<Blow> {
-    let lost = [LostReply::Cut, LostReply::Silence, LostReply::Half].map(Blow::LoseReply);
-    let troubles = [Blow::PauseRedis, Blow::CutRelay, Blow::HangRelay, Blow::FlushScripts, Blow::FillRedis];
-    lost.into_iter().chain(troubles).chain([Blow::RestartRedis, Blow::RestartRedis]).collect()
+/// The blows that a store of this kind and its proxies can get.
+pub(super) fn kinds(store: Store, proxies: usize) -> Vec<Blow> {
+    let mut kinds = Vec::new();
+    for n in 0..proxies {
+        kinds.extend([Blow::KillProxy(n), Blow::KillProxy(n), Blow::PauseProxy(n)]);
+    }
+    if store == Store::Redis {
+        let losses = [LostReply::Cut, LostReply::Silence, LostReply::Half].map(Blow::LoseReply);
+        let troubles = [Blow::PauseRedis, Blow::CutRelay, Blow::HangRelay, Blow::FlushScripts, Blow::FillRedis];
+        kinds.extend(losses.into_iter().chain(troubles).chain([Blow::RestartRedis, Blow::RestartRedis]));
+    }
+    kinds
 }
