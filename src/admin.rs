@@ -34,6 +34,7 @@ use tower::timeout::TimeoutLayer;
 use crate::metrics::Metrics;
 use crate::shutdown::Ready;
 use crate::store::Store;
+use crate::store::preflight::Standing;
 use crate::telemetry::LevelHandle;
 
 mod guard;
@@ -63,9 +64,11 @@ const FALLBACK_RETENTION: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct AdminState {
     /// The records.
     pub store: Arc<dyn Store>,
+    /// Whether the store works, by trying.
+    pub tried: Standing,
     /// What `/metrics` shows.
     pub metrics: Arc<Metrics>,
-    /// On while the process takes traffic: `/readyz` is this and the store.
+    /// On while the process takes traffic: `/readyz` is this, what the store says of itself, and what trying it showed.
     pub ready: Ready,
     /// What changes with a reload.
     pub settings: Arc<ArcSwap<Settings>>,

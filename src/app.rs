@@ -23,7 +23,10 @@ use crate::store::{self, OpenError, Opened};
 use crate::telemetry::{self, LevelHandle};
 use crate::upstream::TlsSetupError;
 
+mod preflight;
 mod reload;
+
+pub use preflight::{CheckError, Report, Weight, check_store};
 
 /// How long, after the drain's end, what was cut off may take to say so to the store, beyond the store's own timeout.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -130,7 +133,7 @@ impl App {
         let admin = config.admin.listen.map(server::bind).transpose()?;
         let store = store::open(&config.store, &metrics)?;
         let shared = Shared::new(&config.limits, &metrics);
-        let signals = Signals::default();
+        let signals = Signals { stop: shared.stopping.clone(), ..Signals::default() };
         let mut app = App {
             metrics,
             ready: Ready::default(),
@@ -178,6 +181,8 @@ impl App {
         let Opened { store, background } = store;
         let mut parts = JoinSet::new();
         parts.spawn(background);
+        let tried = store::preflight::Standing::default();
+        parts.spawn(store::preflight::watch(store.clone(), tried.clone()));
         if let Some(tls) = tls {
             parts.spawn(tls.watch());
         }
@@ -187,6 +192,7 @@ impl App {
             tracing::info!(listener = "admin", address = %admin.address(), "listening");
             let state = AdminState {
                 store: store.clone(),
+                tried,
                 metrics: metrics.clone(),
                 ready: ready.clone(),
                 settings: reloader.admin().clone(),
@@ -232,7 +238,10 @@ impl App {
 }
 
 async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {
-    let service = move |request, peer: server::Peer| {
+    let service = move |mut request: http::Request<hyper::body::Incoming>, peer: server::Peer| {
+        if let Some(name) = request.extensions_mut().remove::<server::ClientName>() {
+            request.extensions_mut().insert(proxy::ClientName(name.into_bytes()));
+        }
         let peer = proxy::Peer { ip: peer.remote.map(|remote| remote.ip()), tls: peer.tls };
         proxy.handle(request, peer)
     };

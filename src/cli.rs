@@ -17,6 +17,7 @@ mod health;
 mod records;
 mod serve;
 mod settings;
+mod store;
 
 const EXIT_FAILURE: u8 = 1;
 const EXIT_USAGE: u8 = 2;
@@ -27,6 +28,7 @@ Examples:
   onceproxy serve --upstream http://127.0.0.1:3000       one route, records in ./onceproxy-data
   onceproxy check --config onceproxy.toml                every mistake, or the effective settings
   onceproxy records list --state unknown                 what a person has to decide
+  onceproxy store check --store redis://cache:6379       whether the promise holds on this store
   onceproxy health                                       for a container's health check
 
 Environment: ONCEPROXY_CONFIG, ONCEPROXY_LISTEN, ONCEPROXY_UPSTREAM, ONCEPROXY_STORE, ONCEPROXY_ADMIN_LISTEN,
@@ -53,6 +55,8 @@ enum Command {
     Check(check::Args),
     /// Lists, shows and ends records of a running proxy.
     Records(records::Args),
+    /// Looks at the store itself, before a proxy uses it.
+    Store(store::Args),
     /// Asks a running proxy whether it is ready for traffic.
     Health(health::Args),
     /// Prints completions for shells, or writes the manual pages.
@@ -88,6 +92,7 @@ fn run(command: Command) -> ExitCode {
         Command::Demo(args) => demo::run(args.once),
         Command::Check(args) => check::run(&args),
         Command::Records(args) => records::run(args),
+        Command::Store(args) => store::run(args),
         Command::Health(args) => health::run(&args),
         Command::Generate(args) => generate::run(&args),
     }

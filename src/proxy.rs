@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use http::header::CONTENT_LENGTH;
-use http::{Request, Response, request};
+use http::header::{CONTENT_LENGTH, EXPECT};
+use http::{Method, Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -26,6 +26,7 @@ pub mod join;
 pub mod lease;
 pub mod recent;
 
+pub mod connect;
 pub mod forward;
 pub mod pass;
 pub mod tunnel;
@@ -39,7 +40,7 @@ pub mod error;
 pub mod headers;
 
 use self::attempt::Attempt;
-use self::body::{Body, Budget, Share};
+use self::body::{Body, Budget, Patience, Share};
 use self::claim::Looked;
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
@@ -47,13 +48,14 @@ use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
 use self::forward::{Caller, Delivery, Outgoing};
 pub use self::headers::Peer;
 use self::join::Joined;
+pub use self::key::ClientName;
 use self::key::{Found, Identity, Key, KeyFault};
 use self::pass::{Passage, Plain};
 use self::recent::Recent;
 use self::respond::Answer;
 use self::route::egress::{self, Destinations};
 use self::route::{Route, Routes};
-use crate::config::{Config, Limits, OnDuplicate};
+use crate::config::{Config, Egress, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Fingerprint, Reason};
 use crate::shutdown::{Signal, Tasks};
@@ -71,6 +73,8 @@ pub struct Shared {
     metrics: Arc<Metrics>,
     /// Attempts that run now; a stop waits for them.
     pub tasks: Tasks,
+    /// Given when a stop begins: what has not come to a claim is not waited for long.
+    pub stopping: Signal,
     /// Given when a stop no longer waits: each running attempt is doubted, or released.
     pub cut_off: Signal,
 }
@@ -86,6 +90,7 @@ impl Shared {
             buffered: Budget::new(limits.buffered).shown_by(metrics.buffered_bytes()),
             metrics: metrics.clone(),
             tasks: Tasks::default(),
+            stopping: Signal::new(),
             cut_off: Signal::new(),
         }
     }
@@ -108,6 +113,7 @@ pub struct Proxy(Arc<ArcSwap<Core>>);
 /// One state of the settings, with what it needs on this core.
 struct Core {
     routes: Routes,
+    egress: Arc<Egress>,
     /// How fingerprints are made, by the route's index.
     policies: Vec<Policy>,
     store: Arc<dyn Store>,
@@ -199,6 +205,7 @@ impl Core {
         });
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
+            egress: config.egress.clone(),
             policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
             store,
             shared: shared.clone(),
@@ -217,6 +224,7 @@ impl Core {
     fn for_another_core(&self, store: Arc<dyn Store>, running: Option<&Routes>) -> Core {
         Core {
             routes: self.routes.for_another_core(running),
+            egress: self.egress.clone(),
             policies: self.policies.clone(),
             store,
             shared: self.shared.clone(),
@@ -229,11 +237,14 @@ impl Core {
     async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
         let (mut head, body) = request.into_parts();
+        if head.method == Method::CONNECT {
+            return Box::pin(self.connect(&mut head, peer)).await;
+        }
         let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
                 body::discard(&head, body);
-                self.shared.metrics.no_route();
+                self.shared.metrics.answered_without_route(RequestResult::NoRoute);
                 return problem.into_response();
             }
         };
@@ -260,6 +271,23 @@ impl Core {
         answer.response
     }
 
+    /// Answers a `CONNECT`, which no route takes.
+    async fn connect(&self, head: &mut request::Parts, peer: Peer) -> Response<Body> {
+        let connecting = async {
+            let total = self.shared.in_flight.take(1).ok_or_else(|| overloaded("requests in flight"))?;
+            let held = Box::new((total, Counted::new(self.shared.metrics.tunnels())));
+            let passage = Passage { peer, held, idle: self.idle_timeout, shared: &self.shared };
+            connect::connect(head, &self.egress.tunnels, passage).await
+        };
+        let answer = connecting.await.unwrap_or_else(Answer::problem);
+        self.shared.metrics.answered_without_route(answer.result);
+        if self.log_requests {
+            let (status, result) = (answer.response.status().as_u16(), answer.result.as_str());
+            tracing::info!(method = %head.method, target = %head.uri, status, result, "request");
+        }
+        answer.response
+    }
+
     /// The life of a request, after its route was found.
     async fn steps(
         &self,
@@ -276,8 +304,15 @@ impl Core {
                 return Err(problem);
             }
         };
+        if let Found::Key(key) = &found
+            && let Some(answer) = self.replay_without_body(route, head, key).await
+        {
+            body::discard(head, body);
+            return Ok(answer);
+        }
         let max = route.config.max_request_body;
-        let body = body::read(head, body, max, self.body_timeout, &self.shared.buffered).await?;
+        let patience = Patience { within: self.body_timeout, stopping: &self.shared.stopping };
+        let body = body::read(head, body, max, patience, &self.shared.buffered).await?;
         let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
@@ -300,6 +335,23 @@ impl Core {
         let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity };
         let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
         Ok(Answer { record: id, ..answer })
+    }
+
+    /// The replay for a client that asks whether to send its body (RFC 9110 section 10.1.1), where that does not count.
+    /// Only such requests are looked up ahead of their body: it is one more look for those that are no repeats.
+    async fn replay_without_body(&self, route: &Route, head: &request::Parts, key: &Key) -> Option<Answer> {
+        let policy = &self.policies[route.index];
+        if !head.headers.contains_key(EXPECT) || !policy.ignores_body() || tunnel::asked_for(head).is_some() {
+            return None;
+        }
+        let fingerprint = policy.fingerprint(head, &[]).ok()?;
+        let id = key::identify(&route.config, head, key).id;
+        match claim::look(route, &self.store, &id, &fingerprint).await {
+            Looked::Concluded(replay @ Conclusion::Replay(..)) => {
+                Some(Answer { record: self.log_requests.then_some(id), ..respond::first(Arc::new(replay)) })
+            }
+            _ => None,
+        }
     }
 
     /// Leads a flight for the key, or joins the one that is on.
@@ -359,12 +411,12 @@ impl Core {
                 Ok(keyed.joined(joined))
             }
             Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
-            Err(_) if witness.was_granted() => {
+            // The store has not even answered. If it grants the claim now, the attempt hands it back.
+            Err(_) if witness.call_off() => Err(claim::unavailable(&keyed.identity.id)),
+            Err(_) => {
                 witness.tell_unknown();
                 Err(Problem::still_listening(&keyed.identity.id))
             }
-            // The store has not even answered; if it grants the claim now, the attempt goes on for a repeat to find.
-            Err(_) => Err(claim::unavailable(&keyed.identity.id)),
         }
     }
 

@@ -20,6 +20,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::report::Report;
 use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
 use crate::record::{
@@ -28,6 +29,8 @@ use crate::record::{
 };
 
 pub mod codec;
+pub mod preflight;
+pub mod report;
 
 mod clock;
 mod disk;
@@ -132,6 +135,10 @@ pub trait Store: Send + Sync {
     /// Begins to watch a record, before the look that decides to wait.
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>>;
 
+    /// What the store says of itself now: how it is set up, and what that means for the promise. Readiness goes by the
+    /// same remarks.
+    fn inspect(&self) -> Answer<'_, Report>;
+
     /// Whether the store can keep the promise at this moment, as last seen; never waits.
     fn ready(&self) -> Result<(), NotReady>;
 }
@@ -210,6 +217,11 @@ impl StoreError {
     pub fn because(mut self, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> StoreError {
         self.source = Some(source.into());
         self
+    }
+
+    /// Whether it says that the store is not there, rather than that it will not.
+    pub fn is_away(&self) -> bool {
+        matches!(self.kind, StoreErrorKind::Unreachable | StoreErrorKind::TimedOut)
     }
 }
 

@@ -30,7 +30,8 @@ fn ready(state: &AdminState) -> Result<(), String> {
     if !state.ready.is_set() {
         return Err("the proxy is starting or draining".to_owned());
     }
-    state.store.ready().map_err(|reason| format!("store: {reason}"))
+    state.store.ready().map_err(|reason| format!("store: {reason}"))?;
+    state.tried.ready().map_err(|reason| format!("store: {reason}"))
 }
 
 /// The exposition in OpenMetrics text format. Readiness is shown as it is at this moment.

@@ -31,6 +31,7 @@ fn world() -> World {
     ready.set(true);
     let state = AdminState {
         store: Arc::clone(&store) as Arc<dyn Store>,
+        tried: Standing::passed(),
         metrics: Metrics::new(),
         ready,
         settings: Arc::new(ArcSwap::from_pointee(Settings {

@@ -9,9 +9,10 @@ use secrecy::SecretString;
 
 use super::client::{Client, base_of, parse_base};
 use super::{EXIT_USAGE, misuse, say};
+use crate::config::store::StoreConfig;
 use crate::config::{self, Admin, Flags, Loaded, Mistake, Mistakes, Origin, Sources};
 
-/// A place nobody serves (the discard port), for settings of which only the section `[admin]` is wanted.
+/// A place nobody serves (the discard port), for settings of which no route is wanted.
 const NO_UPSTREAM: &str = "http://127.0.0.1:9";
 
 /// The settings of `serve` and `check`.
@@ -55,6 +56,26 @@ impl SettingsArgs {
 /// Loads these settings, or prints every mistake.
 pub(super) fn load(sources: &Sources) -> Result<Loaded, ExitCode> {
     config::load(sources).map_err(|mistakes| report(&mistakes))
+}
+
+/// Which store a command is about.
+#[derive(Debug, clap::Args)]
+pub(super) struct StoreArgs {
+    /// The file with the settings, of which only those of the store are used; else ONCEPROXY_CONFIG.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// The store, instead of the one in the settings. [default: disk:./onceproxy-data]
+    #[arg(long, value_name = "URL")]
+    store: Option<String>,
+}
+
+impl StoreArgs {
+    /// The section `[store]` of all layers, or every mistake printed.
+    pub(super) fn load(&self) -> Result<StoreConfig, ExitCode> {
+        let flags = Flags { store: self.store.clone(), ..Flags::default() };
+        let loaded = load_without_routes(Sources::real(self.config.clone(), flags)).map_err(|all| report(&all))?;
+        Ok(loaded.config.store)
+    }
 }
 
 /// Which proxy an operator's command talks to.
@@ -108,16 +129,20 @@ impl TokenAdminArgs {
     }
 }
 
-/// The section `[admin]` of all layers. An operator's command needs no route, so it does not miss one.
-fn load_admin(mut sources: Sources) -> Result<Admin, Mistakes> {
-    let loaded = config::load(&sources).or_else(|mistakes| match mistakes.0.as_slice() {
+/// The section `[admin]` of all layers.
+fn load_admin(sources: Sources) -> Result<Admin, Mistakes> {
+    Ok(load_without_routes(sources)?.config.admin)
+}
+
+/// The settings for a command that needs no route, so it does not miss one.
+fn load_without_routes(mut sources: Sources) -> Result<Loaded, Mistakes> {
+    config::load(&sources).or_else(|mistakes| match mistakes.0.as_slice() {
         [Mistake { origin: Origin::BuiltIn, key, .. }] if key == "upstream" => {
             sources.flags.upstream = Some(NO_UPSTREAM.to_owned());
             config::load(&sources)
         }
         _ => Err(mistakes),
-    })?;
-    Ok(loaded.config.admin)
+    })
 }
 
 fn base_of_settings(admin: &Admin) -> Result<Url, ExitCode> {

@@ -138,6 +138,13 @@ pub(super) fn print(backend: &Backend) -> String {
     }
 }
 
+impl std::fmt::Display for Backend {
+    /// The URL as it is written in a file, with the password masked.
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&print(self))
+    }
+}
+
 /// Whether a secret is the mask itself, copied from printed settings.
 pub(super) fn is_mask(secret: Option<&SecretString>) -> bool {
     secret.is_some_and(|secret| secret.expose_secret() == MASK)

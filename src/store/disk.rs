@@ -13,6 +13,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::clock::Clock;
 use super::index::{Position, as_shown};
+use super::report::Report;
 use super::watchers::Watchers;
 use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 use crate::metrics::Metrics;
@@ -331,6 +332,19 @@ impl Store for Disk {
 
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
         Box::pin(async move { Ok(Box::new(self.0.tell.watchers.register(id)) as Box<dyn Watch>) })
+    }
+
+    fn inspect(&self) -> Answer<'_, Report> {
+        Box::pin(async {
+            let running = self.0.running()?;
+            let mut report = Report::default();
+            report.fact("topology", format!("the folder {} of this host, held by this process", self.0.dir.display()));
+            report.fact("persistence", "an fsync before each claim is granted, and for each completion");
+            if let Some(fault) = running.writer.fault() {
+                report.breaks(fault);
+            }
+            Ok(report)
+        })
     }
 
     fn ready(&self) -> Result<(), NotReady> {

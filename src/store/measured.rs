@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use super::report::Report;
 use super::{Answer, NotReady, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 use crate::metrics::{Metrics, StoreOperationMetrics};
 use crate::record::{
@@ -130,6 +131,10 @@ impl Store for Measured {
 
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
         self.inner.watch(id)
+    }
+
+    fn inspect(&self) -> Answer<'_, Report> {
+        self.inner.inspect()
     }
 
     fn ready(&self) -> Result<(), NotReady> {

@@ -10,6 +10,7 @@ use tokio::time::MissedTickBehavior;
 
 use super::clock::Clock;
 use super::index::Position;
+use super::report::Report;
 use super::watchers::Watchers;
 use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, Watch};
 use crate::metrics::Metrics;
@@ -190,6 +191,15 @@ impl Store for Memory {
 
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
         Box::pin(async move { Ok(Box::new(self.0.watchers.register(id)) as Box<dyn Watch>) })
+    }
+
+    fn inspect(&self) -> Answer<'_, Report> {
+        let mut report = Report::default();
+        report.fact("topology", "this process's memory");
+        report.fact("persistence", "none");
+        report
+            .weakens("every end of the process forgets all records, and their keys run again: use it for tests alone");
+        Box::pin(async { Ok(report) })
     }
 
     fn ready(&self) -> Result<(), NotReady> {

@@ -18,6 +18,7 @@ use self::replies::{Claimed, Completed, Looked, Recorded};
 use self::scripts::{Call, Script, Scripts};
 use self::subscriber::Subscriptions;
 use self::wish::Wish;
+use super::report::Report;
 use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch, codec};
 use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
@@ -29,6 +30,7 @@ use crate::record::{
 mod ask;
 #[cfg(test)]
 mod differential;
+mod facts;
 mod health;
 mod keys;
 mod link;
@@ -406,6 +408,10 @@ impl Store for RedisStore {
 
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
         Box::pin(async { Ok(Subscriptions::watch(&self.shared, id, self.shared.timeout / 2).await) })
+    }
+
+    fn inspect(&self) -> Answer<'_, Report> {
+        Box::pin(async { Box::pin(health::inspect(&self.shared, &self.claims, self.limits())).await })
     }
 
     fn ready(&self) -> Result<(), NotReady> {

@@ -11,6 +11,7 @@ use onceproxy::config::store::{Backend, StoreConfig};
 use onceproxy::metrics::Metrics;
 use onceproxy::record::{Claim, Fingerprint, OnUnknown, Reason, RecordId, State, Token};
 use onceproxy::shutdown::{Ready, Signal};
+use onceproxy::store::preflight::Standing;
 use onceproxy::store::{self, Store};
 
 const SECRET: &str = "s3cret";
@@ -38,6 +39,7 @@ async fn operated() -> Operated {
     let address = listener.local_addr().unwrap();
     let state = AdminState {
         store: Arc::clone(&opened.store),
+        tried: Standing::passed(),
         metrics,
         ready: ready.clone(),
         settings: Arc::new(ArcSwap::from_pointee(admin::Settings {

@@ -10,6 +10,7 @@
 mod support;
 
 mod documents;
+mod history;
 mod layout;
 mod model;
 
@@ -19,6 +20,7 @@ mod contract;
 mod disk;
 mod redis_server;
 mod redis_store;
+mod store_check;
 
 mod claiming;
 mod crash;
@@ -27,9 +29,11 @@ mod keys;
 mod keeping;
 mod replay;
 mod resend;
+mod stopping;
 mod streams;
 
 mod egress;
+mod http2_requests;
 mod http2_upstream;
 mod limits;
 mod overload;

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 pub(crate) mod client;
+pub(crate) mod dice;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod relay;

@@ -9,6 +9,7 @@ use crate::record::{
     self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
     RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Slot, Timestamp, Token,
 };
+use crate::store::report::Report;
 use crate::store::{Answer, NotReady, OpenState, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 
 const START: u64 = 1_700_000_000_000;
@@ -139,6 +140,10 @@ impl Store for Ruled {
 
     fn watch<'a>(&'a self, _: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
         unimplemented!("no admin call watches")
+    }
+
+    fn inspect(&self) -> Answer<'_, Report> {
+        unimplemented!("no admin call inspects")
     }
 
     fn ready(&self) -> Result<(), NotReady> {

@@ -1,6 +1,9 @@
 -- record.rs: complete. The wish is the completed record.
 local answer = 'stored'
-if state == COMPLETED then return completed() end
+if state == COMPLETED then
+  if conflicts() then return { 'lost' } end
+  return completed()
+end
 if state == 0 then
   if has_tombstone() then return { 'lost' } end
   -- An answer proves an execution, whatever the store remembers.

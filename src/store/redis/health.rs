@@ -8,19 +8,19 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use redis::Value;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
 use tracing::{info, warn};
 
 use super::Shared;
-use super::ask::{Limits, Question, ask, error_of};
+use super::ask::Limits;
+use super::facts::{self, Facts};
 use super::link::Link;
+use crate::store::report::{Report, Weight};
 use crate::store::{NotReady, StoreError, StoreErrorKind};
 
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 const CHECK_EVERY_WHILE_DOWN: Duration = Duration::from_millis(500);
-const OLDEST_MAJOR_VERSION: u32 = 7;
 
 /// What was last seen of the server.
 pub(super) struct Health {
@@ -88,7 +88,8 @@ impl Health {
     }
 
     fn saw(&self, facts: &Facts) {
-        self.standing.store(Arc::new(facts.standing(self.allow_eviction)));
+        let broken = facts.report(self.allow_eviction).broken();
+        self.standing.store(Arc::new(broken.map_or(Standing::Fit, Standing::Unfit)));
         self.is_reachable.store(true, Ordering::Release);
     }
 }
@@ -105,40 +106,13 @@ pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) ->
 }
 
 async fn check(shared: &Shared, link: &Link, limits: Limits) -> Result<Facts, StoreError> {
-    let seen = see(link, limits).await;
+    let seen = facts::see(link, limits).await;
     match &seen {
         Ok(facts) => shared.health.saw(facts),
         Err(error) if error.kind == StoreErrorKind::Refused => shared.health.refused(error),
         Err(error) => shared.health.failed(error),
     }
     seen
-}
-
-async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
-    let mut commands = redis::pipe();
-    // CONFIG is often forbidden, and then only less is logged: INFO says what matters.
-    commands.cmd("INFO").cmd("CONFIG").arg("GET").arg("save");
-    let Value::Array(answers) = ask(link, &Question::Commands(commands), limits).await? else {
-        return Ok(Facts::default());
-    };
-    let mut answers = answers.into_iter();
-    let mut facts = match answers.next().map(Value::extract_error) {
-        Some(Ok(Value::BulkString(info))) => Facts::read(&String::from_utf8_lossy(&info)),
-        Some(Err(refusal)) => match error_of(link, refusal) {
-            error if error.kind == StoreErrorKind::Refused => Facts { refusal: error.message, ..Facts::default() },
-            error => return Err(error),
-        },
-        _ => Facts::default(),
-    };
-    if facts.is_loading {
-        return Err(StoreError::new(StoreErrorKind::Unreachable, false, "Redis is still loading its data"));
-    }
-    if let Some(Value::Array(pair)) = answers.next()
-        && let Some(Value::BulkString(save)) = pair.get(1)
-    {
-        facts.snapshots = Some(String::from_utf8_lossy(save).into_owned());
-    }
-    Ok(facts)
 }
 
 /// Looks at the server again and again, and says in the log what changed.
@@ -152,8 +126,9 @@ pub(super) async fn watch_server(shared: &Shared, link: &Link) {
                     info!(address = link.endpoint().address(), "Redis is back");
                 }
                 was_down = false;
+                let facts = facts.lasting();
                 if seen.as_ref() != Some(&facts) {
-                    facts.log(link, shared.health.allow_eviction);
+                    log(link, &facts.report(shared.health.allow_eviction));
                     seen = Some(facts);
                 }
             }
@@ -173,132 +148,20 @@ pub(super) async fn watch_server(shared: &Shared, link: &Link) {
     }
 }
 
-/// What the server says of itself, as far as it matters here.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Facts {
-    version: String,
-    eviction: Option<String>,
-    role: String,
-    replicas: String,
-    append_only: bool,
-    /// When it writes snapshots; `None` when it does not say.
-    snapshots: Option<String>,
-    is_loading: bool,
-    /// Why it says nothing.
-    refusal: String,
+/// See [`crate::store::Store::inspect`]. What is seen counts for the readiness as well.
+pub(super) async fn inspect(shared: &Shared, link: &Link, limits: Limits) -> Result<Report, StoreError> {
+    let mut report = Report::default();
+    report.fact("address", link.endpoint().address());
+    report.append(check(shared, link, limits).await?.report(shared.health.allow_eviction));
+    Ok(report)
 }
 
-impl Facts {
-    fn read(info: &str) -> Facts {
-        let mut facts = Facts::default();
-        for (name, value) in info.lines().filter_map(|line| line.split_once(':')) {
-            match name {
-                "redis_version" => facts.version = value.to_owned(),
-                "maxmemory_policy" => facts.eviction = Some(value.to_owned()),
-                "role" => facts.role = value.to_owned(),
-                "connected_slaves" => facts.replicas = value.to_owned(),
-                "aof_enabled" => facts.append_only = value == "1",
-                "loading" => facts.is_loading = value == "1",
-                _ => {}
-            }
-        }
-        facts
+fn log(link: &Link, report: &Report) {
+    info!(address = link.endpoint().address(), found = %report, "Redis was reached");
+    if let Some(reason) = report.broken() {
+        warn!(reason, "Redis is not used: keyed requests are refused");
     }
-
-    fn standing(&self, allow_eviction: bool) -> Standing {
-        if allow_eviction && self.eviction.is_none() {
-            return Standing::Fit;
-        }
-        let Some(policy) = &self.eviction else {
-            return Standing::Unfit(format!(
-                "the maxmemory-policy of Redis cannot be seen, because INFO is refused: allow it to this user, or set \
-                 store.allow_eviction = true ({})",
-                self.refusal
-            ));
-        };
-        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        if major.is_none_or(|major| major < OLDEST_MAJOR_VERSION) {
-            return Standing::Unfit(format!("Redis {} is too old: 7.0 or newer is needed", self.version));
-        }
-        if self.role == "slave" {
-            return Standing::Unfit("this Redis is a replica: store.url must name the master".into());
-        }
-        if policy != "noeviction" && !allow_eviction {
-            return Standing::Unfit(format!(
-                "Redis may forget claims: its maxmemory-policy is {policy} and must be noeviction (or set \
-                 store.allow_eviction = true)"
-            ));
-        }
-        Standing::Fit
-    }
-
-    fn log(&self, link: &Link, allow_eviction: bool) {
-        info!(
-            address = link.endpoint().address(),
-            version = self.version,
-            maxmemory_policy = self.eviction.as_deref().unwrap_or("not shown"),
-            append_only = self.append_only,
-            snapshots = self.snapshots.as_deref().unwrap_or("not shown"),
-            replicas = self.replicas,
-            "Redis was reached"
-        );
-        if let Standing::Unfit(reason) = self.standing(allow_eviction) {
-            warn!(reason, "Redis is not used: keyed requests are refused");
-        }
-        if allow_eviction && self.eviction.as_deref() != Some("noeviction") {
-            warn!("store.allow_eviction is on: Redis may forget a claim, and a forgotten claim is a second execution");
-        }
-        if !self.append_only && self.snapshots.as_deref().is_none_or(str::is_empty) {
-            warn!("Redis keeps nothing on disk as far as it shows: a restart forgets every record");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn facts(version: &str, policy: Option<&str>) -> Facts {
-        Facts {
-            version: version.into(),
-            eviction: policy.map(str::to_owned),
-            role: "master".into(),
-            ..Facts::default()
-        }
-    }
-
-    #[test]
-    fn accepts_only_a_server_that_never_forgets_by_itself() {
-        assert_eq!(facts("7.0.15", Some("noeviction")).standing(false), Standing::Fit);
-        assert_eq!(facts("7.0.15", Some("volatile-lru")).standing(true), Standing::Fit);
-        assert_eq!(facts("8.0.0", None).standing(true), Standing::Fit);
-        let replica = Facts { role: "slave".into(), ..facts("7.2.0", Some("noeviction")) };
-        for (unfit, allow) in [
-            (facts("7.0.15", Some("volatile-lru")), false),
-            (facts("7.0.15", Some("allkeys-lfu")), false),
-            (facts("7.0.15", None), false),
-            (facts("6.2.14", Some("noeviction")), true),
-            (replica, true),
-        ] {
-            assert!(matches!(unfit.standing(allow), Standing::Unfit(_)), "{unfit:?}");
-        }
-    }
-
-    #[test]
-    fn reads_what_a_server_says() {
-        let info = "# Server\r\nredis_version:7.0.15\r\naof_enabled:1\r\nmaxmemory_policy:noeviction\r\nrole:master\r\n\
-                    connected_slaves:2\r\n";
-        assert_eq!(
-            Facts::read(info),
-            Facts {
-                version: "7.0.15".into(),
-                eviction: Some("noeviction".into()),
-                role: "master".into(),
-                replicas: "2".into(),
-                append_only: true,
-                ..Facts::default()
-            }
-        );
-        assert!(Facts::read("loading:1\r\n").is_loading);
+    for weakness in report.of(Weight::Weakens) {
+        warn!("{weakness}");
     }
 }
