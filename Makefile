@@ -16,6 +16,7 @@ test: deps ## All tests, with real Redis servers; installs what they need.
 	$(CARGO) test --locked --doc
 	$(MAKE) test-deploy
 	$(MAKE) test-celery
+	$(MAKE) static
 	$(MAKE) test-clients
 
 test-load: build ## What many connections and large bodies cost, in the release binary; needs 12,000 open files a process.
@@ -38,9 +39,9 @@ test-celery: deps ## A Celery worker that is killed and cut off, with the proxy 
 	.venv/bin/python tests/celery
 	.venv/bin/python tests/guides
 
-test-clients: deps build ## Real clients against the release binary: curl, h2load, Python, Node, Go, Stripe's SDKs, gRPC, WebSockets.
+test-clients: deps ## Real clients against the static release binary: curl, h2load, Python, Node, Go, Stripe's SDKs, gRPC.
 	./scripts/install-client-tools
-	.venv/bin/python -m pytest -q tests/clients
+	binary="$$(./scripts/build-static)" && ONCEPROXY_BIN="$$binary" .venv/bin/python -m pytest -q tests/clients
 
 check: fmt clippy doc ## What must be clean besides the tests.
 
