@@ -6,7 +6,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,6 +14,7 @@ use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
 use http::{Request, StatusCode, Uri, Version, request};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::task::JoinHandle;
 
 use super::Shared;
 use super::body::{self, Arriving, Body, BodyError, Held};
@@ -237,14 +238,15 @@ impl Progress {
 
 /// Whether the end of a body may be none: in HTTP/2 the body of a request that its client has taken back can end in good
 /// order.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 enum Doubt {
     /// It is the end.
     None,
     /// It has not come yet.
     Unasked,
-    /// It has come, and the server has been given a turn to notice that the request is gone.
-    Asked,
+    /// It has come, and is believed once this task has had its turn: the server's, to notice that the request is gone,
+    /// comes before it. A mere second look would not do, since hyper takes several in one turn.
+    Asked(JoinHandle<()>),
 }
 
 /// The client has taken its request back.
@@ -260,18 +262,20 @@ struct Watched {
 }
 
 impl Watched {
+    /// The end, or the news that it is none.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        match self.doubt {
-            Doubt::Unasked => {
-                self.doubt = Doubt::Asked;
-                cx.waker().wake_by_ref();
-                Poll::Pending
-            }
-            Doubt::Asked if self.progress.0.load(Ordering::Relaxed) == ABANDONED => {
-                Poll::Ready(Some(Err(TakenBack.into())))
-            }
-            Doubt::None | Doubt::Asked => Poll::Ready(None),
+        if matches!(self.doubt, Doubt::Unasked) {
+            self.doubt = Doubt::Asked(tokio::spawn(std::future::ready(())));
         }
+        if let Doubt::Asked(turn) = &mut self.doubt {
+            // It cannot fail.
+            let _ = ready!(Pin::new(turn).poll(cx));
+            self.doubt = Doubt::None;
+            if self.progress.0.load(Ordering::Relaxed) == ABANDONED {
+                return Poll::Ready(Some(Err(TakenBack.into())));
+            }
+        }
+        Poll::Ready(None)
     }
 }
 
@@ -281,7 +285,7 @@ impl http_body::Body for Watched {
 
     fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         let polled = match self.doubt {
-            Doubt::Asked => return self.poll_end(cx),
+            Doubt::Asked(_) => return self.poll_end(cx),
             _ => Pin::new(&mut self.body).poll_frame(cx),
         };
         match polled {
@@ -294,7 +298,7 @@ impl http_body::Body for Watched {
     }
 
     fn is_end_stream(&self) -> bool {
-        self.doubt == Doubt::None && self.body.is_end_stream()
+        matches!(self.doubt, Doubt::None) && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

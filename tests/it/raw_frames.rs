@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
+use tokio::net::{TcpListener, TcpStream};
 
 use crate::raw_bytes::unsound;
 use crate::support::upstream::Received;
@@ -669,6 +669,32 @@ async fn what_is_taken_back_before_its_end_is_not_forwarded() {
     assert!(whole.is_empty(), "{} of {number} were taken for whole: {:?}", whole.len(), whole[0]);
     assert_eq!(world.executions(), number);
     assert!(world.proxy().open_records("").await.is_empty());
+}
+
+/// The same for a plain body that is on its way already: the upstream sees it break off, and no end.
+#[tokio::test]
+async fn what_is_taken_back_on_its_way_breaks_off() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("upstream = \"http://{}\"", listener.local_addr().unwrap());
+    let world = World::build(Store::memory()).top("h2c = true").route(&url).start().await;
+    for reason in [0u32, 8] {
+        let mut stream = TcpStream::connect(world.address()).await.unwrap();
+        let head = frame(HEADERS, END_HEADERS, 1, &block(&BASE));
+        let start = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &frame(SETTINGS, 0, 0, &[]), &head].concat();
+        stream.write_all(&start).await.unwrap();
+        let mut upstream = tokio::time::timeout(DEADLINE, listener.accept()).await.unwrap().unwrap().0;
+        let mut seen = Vec::new();
+        while !seen.ends_with(b"\r\n\r\n") {
+            assert!(tokio::time::timeout(DEADLINE, upstream.read_buf(&mut seen)).await.unwrap().unwrap() > 0);
+        }
+        // In one piece, so that the body is looked at before the reset is.
+        let rest = [frame(DATA, 0, 1, b"half"), frame(RESET, 0, 1, &reason.to_be_bytes())].concat();
+        stream.write_all(&rest).await.unwrap();
+        let mut body = Vec::new();
+        let ended = tokio::time::timeout(DEADLINE, upstream.read_to_end(&mut body)).await.expect("the end");
+        drop(ended);
+        assert!(!body.ends_with(b"0\r\n\r\n"), "{reason}: {}", body.escape_ascii());
+    }
 }
 
 /// Sends these frames, and reads until a frame of this kind comes (of a ping its answer, of a head one on stream 3).
