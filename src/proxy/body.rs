@@ -183,11 +183,15 @@ pub async fn read(
     }
     let mut share = budget.take(0).ok_or_else(overloaded)?;
     if declared == Some(0) {
+        settle(head).await;
         return Ok(Whole { bytes: Bytes::new(), share });
     }
     let mut body = begun(head, body).await?;
     match patience.wait(collect(&mut body, max, &mut share)).await {
-        Ok(Ok(bytes)) => Ok(Whole { bytes, share }),
+        Ok(Ok(bytes)) => {
+            settle(head).await;
+            Ok(Whole { bytes, share })
+        }
         Ok(Err(problem)) => {
             drain(body.rest);
             Err(problem)
@@ -220,6 +224,14 @@ async fn collect(body: &mut Arriving, max: usize, share: &mut Share) -> Result<B
         pieces.push(data);
     }
     Ok(pieces.into_bytes())
+}
+
+/// Gives way once before the end of a body is believed. A stream of HTTP/2 that its client has reset can look like one whose
+/// body has ended, or never began; the server looks for a reset whenever its service waits, and drops it then.
+pub async fn settle(head: &request::Parts) {
+    if head.version == Version::HTTP_2 {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// A request body of which the beginning may be here already.

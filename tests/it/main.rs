@@ -50,6 +50,7 @@ mod hops;
 mod listening;
 mod problems;
 mod raw_bytes;
+mod raw_frames;
 mod secrets;
 mod vectors;
 
