@@ -17,6 +17,7 @@ use self::row::{Buried, Columns, Found, Sixteen, Stored};
 use self::statements::{Param, Statements};
 use self::wake::Waiting;
 use super::index::{Position, as_shown, has_lapsed, unchanged};
+use super::report::Report;
 use super::{Answer, NotReady, OpenError, OpenState, Opened, Page, Query, Store, StoreError, Watch};
 use crate::config::store::Postgres;
 use crate::metrics::Metrics;
@@ -26,6 +27,7 @@ use crate::record::{
 };
 
 mod ask;
+mod facts;
 mod health;
 mod init;
 mod link;
@@ -430,6 +432,10 @@ impl Store for PostgresStore {
             self.ask(&self.claims, &self.shared.statements.watch, &[(&hash, Type::UUID)], self.limits()).await?;
             Ok(watch)
         })
+    }
+
+    fn inspect(&self) -> Answer<'_, Report> {
+        Box::pin(async { Box::pin(health::inspect(&self.shared, &self.claims, self.limits())).await })
     }
 
     fn ready(&self) -> Result<(), NotReady> {

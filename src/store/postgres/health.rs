@@ -1,4 +1,4 @@
-//! Whether this server can keep the promise: reachable, new enough, a primary that writes, with our schema in our version.
+//! Whether this server can keep the promise, as last seen: reachable, and fit by what it says of itself.
 //!
 //! Looked at when the store is opened and every few seconds after that, because a server can be demoted while it runs and
 //! a name can come to lead to another server.
@@ -10,18 +10,17 @@ use std::time::Duration;
 use arc_swap::ArcSwap;
 use tokio::sync::Notify;
 use tokio::time::{sleep, timeout};
-use tokio_postgres::Row;
 use tracing::{info, warn};
 
-use super::ask::{Limits, ask};
+use super::Shared;
+use super::ask::Limits;
+use super::facts::{self, Facts};
 use super::link::Link;
-use super::row::odd_answer;
-use super::{Shared, init};
+use crate::store::report::{Report, Weight};
 use crate::store::{NotReady, StoreError, StoreErrorKind};
 
 const CHECK_EVERY: Duration = Duration::from_secs(2);
 const CHECK_EVERY_WHILE_DOWN: Duration = Duration::from_millis(500);
-const OLDEST_VERSION: i32 = 130_000;
 
 /// What was last seen of the server.
 pub(super) struct Health {
@@ -93,8 +92,9 @@ impl Health {
     }
 
     fn saw(&self, facts: &Facts) {
-        self.is_direct.store(facts.direct, Ordering::Release);
-        self.standing.store(Arc::new(facts.standing()));
+        self.is_direct.store(facts.is_direct(), Ordering::Release);
+        let broken = facts.report().broken();
+        self.standing.store(Arc::new(broken.map_or(Standing::Fit, Standing::Unfit)));
         self.is_reachable.store(true, Ordering::Release);
     }
 
@@ -117,7 +117,7 @@ pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) ->
 }
 
 async fn check(shared: &Shared, link: &Link, limits: Limits) -> Result<Facts, StoreError> {
-    let seen = see(shared, link, limits).await;
+    let seen = facts::see(&shared.statements, link, limits).await;
     match &seen {
         Ok(facts) => shared.health.saw(facts),
         Err(error) if matches!(error.kind, StoreErrorKind::Refused | StoreErrorKind::Broken) => {
@@ -126,18 +126,6 @@ async fn check(shared: &Shared, link: &Link, limits: Limits) -> Result<Facts, St
         Err(error) => shared.health.failed(error),
     }
     seen
-}
-
-async fn see(shared: &Shared, link: &Link, limits: Limits) -> Result<Facts, StoreError> {
-    let rows = ask(link, &shared.statements.facts, &[], limits).await?;
-    let [row] = rows.as_slice() else { return Err(odd_answer(None)) };
-    let mut facts = Facts::read(row).map_err(|e| odd_answer(Some(e)))?;
-    facts.schema.clone_from(&shared.statements.schema);
-    if facts.has_schema {
-        let rows = ask(link, &shared.statements.version, &[], limits).await?;
-        facts.format = rows.first().and_then(|row| row.try_get(0).ok());
-    }
-    Ok(facts)
 }
 
 /// Looks at the server again and again, and says in the log what changed.
@@ -152,7 +140,7 @@ pub(super) async fn watch_server(shared: &Shared, link: &Link) {
                 }
                 was_down = false;
                 if seen.as_ref() != Some(&facts) {
-                    facts.log(link);
+                    log(link, &facts.report());
                     seen = Some(facts);
                 }
             }
@@ -174,104 +162,20 @@ pub(super) async fn watch_server(shared: &Shared, link: &Link) {
     }
 }
 
-/// What the server says of itself, as far as it matters here.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Facts {
-    version: String,
-    number: i32,
-    standby: bool,
-    read_only: bool,
-    synchronous_commit: String,
-    fsync: bool,
-    /// No pooler is in between.
-    direct: bool,
-    has_schema: bool,
-    /// The schema's version; `None` when it does not say.
-    format: Option<i32>,
-    /// The schema's name.
-    schema: String,
+/// See [`crate::store::Store::inspect`]. What is seen counts for the readiness as well.
+pub(super) async fn inspect(shared: &Shared, link: &Link, limits: Limits) -> Result<Report, StoreError> {
+    let mut report = Report::default();
+    report.fact("address", link.endpoint().address());
+    report.append(check(shared, link, limits).await?.report());
+    Ok(report)
 }
 
-impl Facts {
-    fn read(row: &Row) -> Result<Facts, tokio_postgres::Error> {
-        Ok(Facts {
-            version: row.try_get("version")?,
-            number: row.try_get("number")?,
-            standby: row.try_get("standby")?,
-            read_only: row.try_get("read_only")?,
-            synchronous_commit: row.try_get("synchronous_commit")?,
-            fsync: row.try_get("fsync")?,
-            direct: row.try_get("direct")?,
-            has_schema: row.try_get("has_schema")?,
-            ..Facts::default()
-        })
+fn log(link: &Link, report: &Report) {
+    info!(address = link.endpoint().address(), found = %report, "Postgres was reached");
+    if let Some(reason) = report.broken() {
+        warn!(reason, "Postgres is not used: keyed requests are refused");
     }
-
-    fn standing(&self) -> Standing {
-        if self.number < OLDEST_VERSION {
-            return Standing::Unfit(format!("Postgres {} is too old: 13 or newer is needed", self.version));
-        }
-        if self.standby {
-            return Standing::Unfit("this Postgres is a standby: the URL must lead to the primary".into());
-        }
-        if self.read_only {
-            return Standing::Unfit("this Postgres is read-only (default_transaction_read_only)".into());
-        }
-        match init::Fit::of(self.format.filter(|_| self.has_schema)) {
-            init::Fit::Right => Standing::Fit,
-            fit => Standing::Unfit(fit.complaint(&self.schema)),
-        }
-    }
-
-    fn log(&self, link: &Link) {
-        info!(
-            address = link.endpoint().address(),
-            version = self.version,
-            synchronous_commit = self.synchronous_commit,
-            fsync = self.fsync,
-            direct = self.direct,
-            "Postgres was reached"
-        );
-        if let Standing::Unfit(reason) = self.standing() {
-            warn!(reason, "Postgres is not used: keyed requests are refused");
-        }
-        if matches!(self.synchronous_commit.as_str(), "off" | "local") {
-            warn!(
-                synchronous_commit = self.synchronous_commit,
-                "this Postgres answers before a commit is safe; claims ask for synchronous_commit = on by themselves"
-            );
-        }
-        if !self.fsync {
-            warn!("fsync is off: a power loss can forget every record, and a forgotten claim is a second execution");
-        }
-        if !self.direct {
-            info!("a pooler is before Postgres: changes by other processes are noticed by asking, not by notification");
-        }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn facts() -> Facts {
-        let version = "15.1".to_owned();
-        Facts { version, number: 150_001, has_schema: true, format: Some(1), schema: "once".into(), ..Facts::default() }
-    }
-
-    #[test]
-    fn accepts_only_a_primary_that_writes_and_has_the_schema() {
-        assert_eq!(facts().standing(), Standing::Fit);
-        for (unfit, reason) in [
-            (Facts { number: 120_009, ..facts() }, "too old"),
-            (Facts { standby: true, ..facts() }, "standby"),
-            (Facts { read_only: true, ..facts() }, "read-only"),
-            (Facts { has_schema: false, format: None, ..facts() }, "onceproxy store init"),
-            (Facts { format: None, ..facts() }, "onceproxy store init"),
-            (Facts { format: Some(2), ..facts() }, "newer"),
-        ] {
-            let Standing::Unfit(said) = unfit.standing() else { panic!("{unfit:?}") };
-            assert!(said.contains(reason), "{said}");
-        }
+    for weakness in report.of(Weight::Weakens) {
+        warn!("{weakness}");
     }
 }
