@@ -39,6 +39,7 @@ mod measured;
 mod memory;
 mod postgres;
 mod redis;
+mod second_line;
 mod watchers;
 
 /// An opened back-end: a handle, and the work it needs done beside the requests.
@@ -80,6 +81,15 @@ pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, Open
         Backend::Disk { dir } => disk::open(dir, config.timeout, metrics),
         Backend::Redis(_) => redis::open(config, metrics)?,
         Backend::Postgres(server) => postgres::open(server, &config.prefix, config.timeout, metrics, "store")?,
+    };
+    let opened = match &config.second_line {
+        None => opened,
+        Some(second) => {
+            // The gauge and the counters are the first line's: what both see must not be counted twice.
+            let apart = Metrics::new();
+            let (server, prefix) = (&second.postgres, &config.prefix);
+            second_line::behind(opened, postgres::open(server, prefix, second.timeout, &apart, "second_line")?)
+        }
     };
     Ok(Opened { store: measured::measured(opened.store, metrics), ..opened })
 }
