@@ -27,6 +27,8 @@ use crate::record::{
 };
 
 mod ask;
+#[cfg(test)]
+mod differential;
 mod facts;
 mod health;
 mod init;

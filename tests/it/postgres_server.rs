@@ -86,6 +86,20 @@ impl PostgresServer {
         &self.folder
     }
 
+    /// Lets it speak TLS with this certificate and key.
+    pub(crate) fn install_certificate(&mut self, certificate: &str, key: &str) {
+        for (name, text, mode) in [("server.crt", certificate, 0o644), ("server.key", key, 0o600)] {
+            let path = self.folder.join("data").join(name);
+            std::fs::write(&path, text).unwrap();
+            std::fs::set_permissions(&path, std::fs::Permissions::from_mode(mode)).unwrap();
+            if let Some(user) = other_user() {
+                chown(&path, Some(user), Some(user)).unwrap();
+            }
+        }
+        self.settings.push("ssl=on".to_owned());
+        self.restart();
+    }
+
     /// The answer to one or more statements, columns with `|` in between, rows one a line.
     pub(crate) fn sql(&self, statements: &str) -> String {
         let output = self.try_sql(statements);
@@ -107,8 +121,7 @@ impl PostgresServer {
         self.signal("KILL");
         let _ = self.child.wait();
         // Its processes end when they notice; until then the next server does not start.
-        while std::fs::read_to_string(self.folder.join("data/postmaster.pid")).is_ok() && spawn_would_wait(&self.folder)
-        {
+        while is_at_work_in(&self.folder) {
             std::thread::park_timeout(Duration::from_millis(10));
         }
     }
@@ -134,8 +147,7 @@ impl PostgresServer {
 
     fn signal_all(&self, signal: &str) {
         let parent = self.child.id().to_string();
-        let found = Command::new("ps").args(["-o", "pid=", "--ppid", &parent]).output().unwrap();
-        let found = String::from_utf8(found.stdout).unwrap();
+        let found = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
         // The one that starts others first when they stop, last when they go on.
         let mut all: Vec<&str> = std::iter::once(parent.as_str()).chain(found.split_whitespace()).collect();
         if signal == "CONT" {
@@ -184,7 +196,7 @@ impl PgBouncer {
             let config = folder.path().join("pgbouncer.ini");
             std::fs::write(&config, text).unwrap();
             let log = std::fs::File::create(folder.path().join("log")).unwrap();
-            let mut child = as_postgres(Path::new("pgbouncer"), Some("TERM"))
+            let mut child = as_postgres(&pooler(), Some("TERM"))
                 .arg(&config)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
@@ -267,6 +279,12 @@ fn program(name: &str) -> PathBuf {
     found.pop().map_or_else(|| name.into(), |(_, path)| path)
 }
 
+/// The pooler, which Debian keeps where not every user looks.
+fn pooler() -> PathBuf {
+    let path = Path::new("/usr/sbin/pgbouncer");
+    if path.exists() { path.to_owned() } else { "pgbouncer".into() }
+}
+
 /// Starts a server on this port. `None` if it ended at once.
 fn spawn(folder: &Path, tidies_up: bool, port: u16, settings: &[String]) -> Option<Child> {
     let script = "trap 'kill -QUIT $server' TERM; \"$@\" & server=$!; wait $server; wait $server; rm -rf \"$0\"";
@@ -318,14 +336,13 @@ fn wait_until_up(child: &mut Child, port: u16) -> bool {
 }
 
 /// Whether processes of a crashed server are still about: they hold its shared memory.
-fn spawn_would_wait(folder: &Path) -> bool {
-    let data = folder.join("data").display().to_string();
-    let found = Command::new("ps").args(["-e", "-o", "args="]).output().unwrap();
-    let is_single = |line: &str| line.contains(&data);
-    String::from_utf8_lossy(&found.stdout).lines().any(is_single)
+fn is_at_work_in(folder: &Path) -> bool {
+    let data = folder.join("data");
+    let is_there = |entry: std::fs::DirEntry| std::fs::read_link(entry.path().join("cwd")).is_ok_and(|cwd| cwd == data);
+    std::fs::read_dir("/proc").unwrap().flatten().any(is_there)
 }
 
 fn send(signal: &str, pid: &str) {
-    // Whoever is gone already needs no signal.
-    let _ = Command::new("kill").args([&format!("-{signal}"), pid]).stderr(Stdio::null()).status();
+    // Whoever is gone already needs no signal. The shell has a `kill` of its own; the program is not everywhere.
+    let _ = Command::new("sh").args(["-c", &format!("kill -{signal} {pid}")]).stderr(Stdio::null()).status();
 }

@@ -3,3 +3,4 @@
 //! `make test-stores` runs these alone. Each holds to the contract, and then shows what it adds and what it survives.
 
 mod postgres;
+mod second_line;

@@ -41,28 +41,31 @@ impl Shaky {
         Arc::new(Shaky { inner: Mutex::new(fresh()), plan: Mutex::new(plan.iter().copied().collect()), forgets })
     }
 
-    async fn run<T>(
-        &self,
-        operation: impl AsyncFnOnce(Arc<dyn Store>) -> Result<T, StoreError>,
-    ) -> Result<T, StoreError> {
+    /// What is planned for the next operation, and the store that it goes to.
+    async fn turn(&self) -> Result<(Arc<dyn Store>, Fate), StoreError> {
         // Here the other attempts have their turn.
         tokio::task::yield_now().await;
         let fate = self.plan.lock().unwrap().pop_front().unwrap_or(Fate::Answered);
-        let error = |may_have_run| StoreError::new(StoreErrorKind::Unreachable, may_have_run, "as planned");
-        if fate == Fate::Emptied && self.forgets {
-            *self.inner.lock().unwrap() = fresh();
-        }
-        let inner = Arc::clone(&self.inner.lock().unwrap());
         match fate {
-            Fate::Answered | Fate::Emptied => operation(inner).await,
-            Fate::Refused => Err(error(false)),
-            Fate::Unheard => operation(inner).await.and(Err(error(true))),
+            Fate::Refused => return Err(failure(false)),
             Fate::Crashed => std::future::pending().await,
-            Fate::CrashedAfter => {
-                let _ = operation(inner).await;
-                std::future::pending().await
-            }
+            Fate::Emptied if self.forgets => *self.inner.lock().unwrap() = fresh(),
+            _ => {}
         }
+        Ok((Arc::clone(&self.inner.lock().unwrap()), fate))
+    }
+}
+
+fn failure(may_have_run: bool) -> StoreError {
+    StoreError::new(StoreErrorKind::Unreachable, may_have_run, "as planned")
+}
+
+/// What becomes of the answer.
+async fn heard<T>(fate: Fate, answer: Result<T, StoreError>) -> Result<T, StoreError> {
+    match fate {
+        Fate::Unheard => Err(failure(true)),
+        Fate::CrashedAfter => std::future::pending().await,
+        _ => answer,
     }
 }
 
@@ -76,15 +79,24 @@ impl Store for Shaky {
     }
 
     fn claim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ClaimReply> {
-        Box::pin(self.run(async |inner| inner.claim(claim).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.claim(claim).await).await
+        })
     }
 
     fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
-        Box::pin(self.run(async |inner| inner.look(id, fingerprint).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.look(id, fingerprint).await).await
+        })
     }
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
-        Box::pin(self.run(async |inner| inner.renew(claim).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.renew(claim).await).await
+        })
     }
 
     fn complete<'a>(
@@ -93,15 +105,24 @@ impl Store for Shaky {
         response: &'a Response,
         retention: Duration,
     ) -> Answer<'a, CompleteReply> {
-        Box::pin(self.run(async move |inner| inner.complete(claim, response, retention).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.complete(claim, response, retention).await).await
+        })
     }
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
-        Box::pin(self.run(async |inner| inner.release(claim).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.release(claim).await).await
+        })
     }
 
     fn doubt<'a>(&'a self, claim: &'a Claim, reason: Reason, response: Option<&'a Response>) -> Answer<'a, DoubtReply> {
-        Box::pin(self.run(async move |inner| inner.doubt(claim, reason, response).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.doubt(claim, reason, response).await).await
+        })
     }
 
     fn resolve<'a>(
@@ -111,19 +132,31 @@ impl Store for Shaky {
         finding: &'a Finding,
         force: bool,
     ) -> Answer<'a, ResolveReply> {
-        Box::pin(self.run(async move |inner| inner.resolve(id, token, finding, force).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.resolve(id, token, finding, force).await).await
+        })
     }
 
     fn forget<'a>(&'a self, id: &'a RecordId, token: Token, force: bool) -> Answer<'a, ForgetReply> {
-        Box::pin(self.run(async move |inner| inner.forget(id, token, force).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.forget(id, token, force).await).await
+        })
     }
 
     fn get<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Option<Record>> {
-        Box::pin(self.run(async |inner| inner.get(id).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.get(id).await).await
+        })
     }
 
     fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page> {
-        Box::pin(self.run(async |inner| inner.list(query).await))
+        Box::pin(async move {
+            let (inner, fate) = self.turn().await?;
+            heard(fate, inner.list(query).await).await
+        })
     }
 
     fn watch<'a>(&'a self, _: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
