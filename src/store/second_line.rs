@@ -14,7 +14,7 @@ use super::report::Report;
 use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, Watch};
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
-    RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, State, Token,
+    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, State, Token,
 };
 
 #[cfg(test)]
@@ -42,10 +42,13 @@ impl SecondLine {
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let first = match self.first.claim(claim).await? {
             ClaimReply::Granted { attempts, taken_over } => (attempts, taken_over),
+            // A completion may have reached the second line alone.
             unknown @ ClaimReply::Unknown(_) => {
-                // A completion may have reached the second line alone.
-                let replay = self.completed_after_all(&claim.id, &claim.fingerprint).await;
-                return Ok(replay.map_or(unknown, ClaimReply::Completed));
+                return Ok(match self.second_opinion(&claim.id, &claim.fingerprint).await {
+                    Some(LookReply::Completed(replay)) => ClaimReply::Completed(replay),
+                    Some(LookReply::Unknown(doubtful)) => ClaimReply::Unknown(doubtful),
+                    _ => unknown,
+                });
             }
             reply => return Ok(reply),
         };
@@ -100,23 +103,26 @@ impl SecondLine {
         }
     }
 
-    /// What the second line holds completed of a record that is unknown to the first; the first is told.
-    async fn completed_after_all(&self, id: &RecordId, fingerprint: &Fingerprint) -> Option<Replay> {
+    /// What the second line holds of a record that is unknown to the first. If it is completed, the first is told.
+    async fn second_opinion(&self, id: &RecordId, fingerprint: &Fingerprint) -> Option<LookReply> {
         // Without the second line the record is as unknown as before.
-        let Ok(LookReply::Completed(replay)) = self.second.look(id, fingerprint).await else { return None };
-        if let Ok(Some(record)) = self.first.get(id).await {
+        let reply = self.second.look(id, fingerprint).await.ok()?;
+        if let LookReply::Completed(replay) = &reply
+            && let Ok(Some(record)) = self.first.get(id).await
+        {
             let finding = Finding::Executed { response: replay.response.clone(), retention: replay.ttl };
             if let Err(error) = self.first.resolve(id, record.token, &finding, true).await {
                 tracing::warn!(record = %id, %error, "the store could not be repaired; the next duplicate tries again");
             }
         }
-        Some(replay)
+        Some(reply)
     }
 
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         match self.first.look(id, fingerprint).await? {
             unknown @ LookReply::Unknown(_) => {
-                Ok(self.completed_after_all(id, fingerprint).await.map_or(unknown, LookReply::Completed))
+                let told = |reply: &_| matches!(reply, LookReply::Completed(_) | LookReply::Unknown(_));
+                Ok(self.second_opinion(id, fingerprint).await.filter(told).unwrap_or(unknown))
             }
             // A waiter never becomes an owner. What the first line forgot is found when the key is claimed again.
             reply => Ok(reply),
