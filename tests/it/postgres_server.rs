@@ -3,7 +3,7 @@
 //! One server is shared by all tests of a process, each with a schema of its own; a test that stops, pauses or sets up the
 //! server differently starts one of its own. `psql` asks questions, so that a test does not rely on the driver it tests.
 
-use std::net::{Ipv4Addr, TcpListener};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener};
 use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -79,6 +79,11 @@ impl PostgresServer {
     /// Where it listens.
     pub(crate) fn port(&self) -> u16 {
         self.port
+    }
+
+    /// The same with its host.
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
     /// A folder that the server can read.
