@@ -280,9 +280,8 @@ fn play(scene: &Scene, behind_a_second: bool) -> usize {
                 .collect();
             for task in running {
                 // A crash leaves its future where it is; the lease of a claim passes meanwhile, or not.
-                match tokio::time::timeout(Duration::from_secs(4), task).await {
-                    Ok(ended) => ended.unwrap(),
-                    Err(_) => {}
+                if let Ok(ended) = tokio::time::timeout(Duration::from_secs(4), task).await {
+                    ended.unwrap();
                 }
             }
         }
@@ -292,7 +291,7 @@ fn play(scene: &Scene, behind_a_second: bool) -> usize {
 
 #[test]
 fn a_key_is_executed_once_whatever_the_first_line_forgets() {
-    let config = Config { cases: 4000, failure_persistence: None, ..Config::default() };
+    let config = Config { cases: 1500, failure_persistence: None, ..Config::default() };
     let replays = AtomicUsize::new(0);
     TestRunner::new(config)
         .run(&scene(), |scene| {
@@ -303,7 +302,7 @@ fn a_key_is_executed_once_whatever_the_first_line_forgets() {
         })
         .unwrap();
     // The same scenes without the second line show that they are worth something.
-    assert!(replays.load(Ordering::SeqCst) > 50, "the scenes are too tame");
+    assert!(replays.load(Ordering::SeqCst) > 20, "the scenes are too tame");
 }
 
 #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use crate::postgres_server::{ADMIN, DATABASE, PgBouncer, PostgresServer};
 
 mod access;
 mod loss;
-mod trips;
+pub(super) mod trips;
 
 pub(super) const GRANTED: ClaimReply = ClaimReply::Granted { attempts: 1, taken_over: None };
 pub(super) const DAY: Duration = Duration::from_secs(86_400);

@@ -1,9 +1,12 @@
 //! Postgres as the second line behind a Redis that forgets.
 
+use std::sync::atomic::Ordering;
+
 use onceproxy::config::store::{Backend, Redis, SecondLine, StoreConfig};
 use onceproxy::record::{ClaimReply, CompleteReply, OnUnknown, Reason, ReleaseReply, State};
 use onceproxy::store::StoreErrorKind;
 
+use super::postgres::trips::counting;
 use super::postgres::{
     DAY, GRANTED, Process, again, backend, claim, completed, fresh_prefix, keeps_the_contract, quiet, replay, response,
 };
@@ -32,6 +35,26 @@ async fn the_two_lines_together_keep_the_contract() {
     let redis = RedisServer::start(&[]);
     let config = prepared(&redis, PostgresServer::shared().port()).await;
     keeps_the_contract(&config).await;
+}
+
+#[tokio::test]
+async fn a_first_execution_adds_two_trips_to_postgres_and_a_replay_none() {
+    let redis = RedisServer::start(&[]);
+    let server = PostgresServer::shared();
+    let config = prepared(&redis, server.port()).await;
+    let (port, trips) = counting(server.port()).await;
+    let mut second = config.second_line.clone().unwrap();
+    second.postgres = backend(port);
+    let store = quiet(&StoreConfig { second_line: Some(second), ..config });
+    completed(&*store, &response(1)).await;
+    let before = trips.load(Ordering::SeqCst);
+    let done = completed(&*store, &response(1)).await;
+    assert_eq!(trips.load(Ordering::SeqCst) - before, 2);
+    replay(&*store, &done).await;
+    let running = claim();
+    assert_eq!(store.claim(&running).await.unwrap(), GRANTED);
+    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert_eq!(trips.load(Ordering::SeqCst) - before, 3, "one for the claim; replays and duplicates end at Redis");
 }
 
 #[tokio::test]

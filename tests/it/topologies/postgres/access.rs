@@ -68,6 +68,33 @@ async fn a_schema_that_is_missing_or_newer_makes_it_not_ready_until_it_is_there(
     process.becomes_unready("run `onceproxy store init`").await;
 }
 
+fn command(words: &[&str]) -> (Option<i32>, String, String) {
+    let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_onceproxy"));
+    let output = command.args(words).env_clear().output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    (output.status.code(), text(output.stdout), text(output.stderr))
+}
+
+#[test]
+fn the_command_prepares_and_the_other_command_then_finds_nothing_wrong() {
+    let server = PostgresServer::start(&[]);
+    let url = format!("postgres://{ADMIN}@127.0.0.1:{}/{DATABASE}", server.port());
+    let (code, page, _) = command(&["store", "check", "--store", &url, "--wait", "20"]);
+    assert!(code == Some(1) && page.contains("run `onceproxy store init`"), "{page}");
+    let (code, page, said) = command(&["store", "init", "--store", &url]);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(page.starts_with("made the schema \"once\", version 1"), "{page}");
+    assert!(page.contains("GRANT USAGE ON SCHEMA \"once\""), "{page}");
+    let (code, page, _) = command(&["store", "init", "--store", &url]);
+    assert!(code == Some(0) && page.contains("nothing was changed"), "{page}");
+    let (code, page, said) = command(&["store", "check", "--store", &url, "--wait", "20"]);
+    assert_eq!(code, Some(0), "{page}{said}");
+    let (code, _, said) = command(&["store", "init", "--store", "postgres://u:s3cr3t@127.0.0.1:1/once"]);
+    assert!(code == Some(1) && said.contains("cannot be reached") && !said.contains("s3cr3t"), "{said}");
+    let (code, page, _) = command(&["store", "init", "--store", "memory:"]);
+    assert!(code == Some(0) && page.contains("needs no preparation"), "{page}");
+}
+
 #[tokio::test]
 async fn two_that_prepare_at_once_do_not_disturb_each_other() {
     let config = config_of(backend(PostgresServer::shared().port()));

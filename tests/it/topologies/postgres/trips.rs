@@ -8,7 +8,7 @@ use tokio::net::{TcpListener, TcpStream};
 use super::*;
 
 /// A relay that counts the questions: the messages `Sync` (S) and `Query` (Q), each of which is one round trip.
-async fn counting(server: u16) -> (u16, Arc<AtomicU64>) {
+pub(in crate::topologies) async fn counting(server: u16) -> (u16, Arc<AtomicU64>) {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
     let (port, trips) = (listener.local_addr().unwrap().port(), Arc::new(AtomicU64::new(0)));
     let counter = Arc::clone(&trips);
