@@ -181,7 +181,7 @@ async fn the_promise_holds_on_a_redis_that_forgets_with_a_second_line() {
 async fn the_promise_holds_on_two_proxies_that_live_and_a_redis_that_is_struck() {
     let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &blows::kinds(Store::Redis, 0), LENGTH, Vec::new());
     let (store, kept) = (Store::Redis, Kept::Everything);
-    judged(&Storm { name: "redis alone", store, proxies: 2, redis: LOGGED, kept, blows }).await;
+    judged(&Storm { name: "redis alone", store, proxies: 2, redis: LOGGED, second_line: false, kept, blows }).await;
 }
 
 /// The blows of a storm with one restart of Redis that forgets.
