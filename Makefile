@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-stores test-load test-deploy test-celery bench check fmt clippy doc deps schema image static dist clean
+.PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -11,16 +11,20 @@ demo: ## Runs the proxy against a counting upstream, on the embedded disk store;
 build: ## The release binary, target/release/onceproxy.
 	$(CARGO) build --release --locked
 
-test: deps ## All tests, with real Redis servers; installs what they need.
+test: deps ## All tests, with real Redis and Postgres servers; installs what they need.
 	$(CARGO) test --locked --all-targets
 	$(CARGO) test --locked --doc
 	$(MAKE) test-deploy
 	$(MAKE) test-celery
+	$(MAKE) static
+	$(MAKE) test-clients
 
-test-stores: deps ## The stores in the topologies of production alone: Redis Cluster, Sentinel, TLS, failover.
+test-stores: deps ## The stores as they are run in production, on real servers that the tests start: a part of `make test`.
 	$(CARGO) test --locked --test it -- topologies::
 
-test-load: ## What 10,000 waiting duplicates cost, in the release binary; needs 12,000 open files a process.
+test-load: build ## What many connections and large bodies cost, in the release binary; needs 12,000 open files a process.
+	./scripts/install-client-tools
+	.venv/bin/python -m pytest -q -s -m load tests/clients
 	$(CARGO) test --release --locked --test it -- --ignored --nocapture ten_thousand
 
 test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .venv with the tools.
@@ -37,6 +41,10 @@ test-celery: deps ## A Celery worker that is killed and cut off, with the proxy 
 	$(CARGO) build --locked --bin onceproxy
 	.venv/bin/python tests/celery
 	.venv/bin/python tests/guides
+
+test-clients: deps ## Real clients against the static release binary: curl, h2load, Python, Node, Go, Stripe's SDKs, gRPC.
+	./scripts/install-client-tools
+	binary="$$(./scripts/build-static)" && ONCEPROXY_BIN="$$binary" .venv/bin/python -m pytest -q tests/clients
 
 check: fmt clippy doc ## What must be clean besides the tests.
 

@@ -5,11 +5,11 @@
 
 use std::path::Path;
 
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use sha2::{Digest, Sha256};
 use toml::Value;
 
-use super::store::{Backend, Topology};
+use super::store::{Backend, Redis, Topology};
 use super::{Config, ScopePart, effective};
 
 /// The settings that can change while the process runs, besides those of routes.
@@ -77,8 +77,8 @@ fn differing(running: &Config, next: &Config) -> Vec<String> {
         settings.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
     };
     names.retain(|name| value(&before, name) != value(&after, name));
-    for (name, [before, after]) in ["store.url", "store.sentinel_password"].into_iter().zip(passwords(running, next)) {
-        if before != after && !names.iter().any(|known| known == name) {
+    for (name, password) in PASSWORDS {
+        if password(running) != password(next) && !names.iter().any(|known| known == name) {
             names.push(name.to_owned());
         }
     }
@@ -100,21 +100,32 @@ fn settings(config: &Config) -> Vec<(String, Value)> {
     found
 }
 
-/// The passwords before and after: of the store, of its sentinels.
-fn passwords<'a>(running: &'a Config, next: &'a Config) -> [[Option<&'a str>; 2]; 2] {
-    let exposed = |password: &'a Option<SecretString>| password.as_ref().map(ExposeSecret::expose_secret);
-    let of = |config: &'a Config| match &config.store.backend {
-        Backend::Redis(redis) => {
-            let sentinels = match &redis.topology {
-                Topology::Sentinel(sentinels) => exposed(&sentinels.password),
-                _ => None,
-            };
-            [exposed(&redis.password), sentinels]
+/// A setting that holds a password, and the password itself: where it is printed, it is masked.
+type Password = (&'static str, fn(&Config) -> Option<&str>);
+
+const PASSWORDS: [Password; 3] =
+    [("store.url", password), ("store.sentinel_password", sentinel_password), ("second_line.url", second_password)];
+
+fn sentinel_password(config: &Config) -> Option<&str> {
+    match &config.store.backend {
+        Backend::Redis(Redis { topology: Topology::Sentinel(sentinels), .. }) => {
+            sentinels.password.as_ref().map(ExposeSecret::expose_secret)
         }
-        _ => [None, None],
-    };
-    let ([url, sentinels], [next_url, next_sentinels]) = (of(running), of(next));
-    [[url, next_url], [sentinels, next_sentinels]]
+        _ => None,
+    }
+}
+
+fn password(config: &Config) -> Option<&str> {
+    match &config.store.backend {
+        Backend::Redis(redis) => redis.password.as_ref().map(ExposeSecret::expose_secret),
+        Backend::Postgres(postgres) => postgres.password.as_ref().map(ExposeSecret::expose_secret),
+        Backend::Memory | Backend::Disk { .. } => None,
+    }
+}
+
+fn second_password(config: &Config) -> Option<&str> {
+    let second = config.store.second_line.as_ref()?;
+    second.postgres.password.as_ref().map(ExposeSecret::expose_secret)
 }
 
 /// What a file holds, as far as it takes to notice a change: by content, since the files of a mounted Kubernetes

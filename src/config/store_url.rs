@@ -8,13 +8,14 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::host_and_port;
 use super::mistakes::{Wrong, wrong};
+use super::postgres_url;
 use super::store::{Backend, Place, Redis, RedisTls, Sentinels, Topology};
 
 /// What stands where a secret stood.
 pub(super) const MASK: &str = "***";
 
-const KINDS: &str = "write \"memory:\", \"disk:DIR\", \"redis://HOST\", \"redis+sentinel://HOSTS/NAME\" or \
-                     \"redis+cluster://HOSTS\"; rediss for TLS";
+const KINDS: &str = "write \"memory:\", \"disk:DIR\", \"redis://HOST\", \"redis+sentinel://HOSTS/NAME\", \
+                     \"redis+cluster://HOSTS\" (rediss for TLS) or \"postgres://USER:PASSWORD@HOST/DATABASE\"";
 const REDIS: &str = "write redis://[USER:PASSWORD@]HOST[:PORT][/DB], with odd characters of the password as %XX";
 const SENTINEL: &str = "write redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT],…/MASTER[/DB]";
 const CLUSTER: &str = "write redis+cluster://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT],…";
@@ -36,7 +37,7 @@ pub(super) fn parse(text: &str) -> Result<Backend, Wrong> {
         "rediss+sentinel" => sentinel(rest, true),
         "redis+cluster" => cluster(rest, false),
         "rediss+cluster" => cluster(rest, true),
-        "postgres" | "postgresql" => Err(wrong(format!("{scheme}:// is not supported by this version"), KINDS)),
+        "postgres" | "postgresql" => postgres_url::parse(rest).map(Backend::Postgres),
         _ => Err(wrong("there is no store of this kind", KINDS)),
     }
 }
@@ -132,9 +133,11 @@ fn database(path: &str) -> Result<i64, Wrong> {
     }
 }
 
-type Credentials = (Option<String>, Option<SecretString>);
+/// A user and a password.
+pub(super) type Credentials = (Option<String>, Option<SecretString>);
 
-fn credentials(text: &str) -> Result<Credentials, Wrong> {
+/// The user and the password before an `@`.
+pub(super) fn credentials(text: &str) -> Result<Credentials, Wrong> {
     let Some((user, password)) = text.split_once(':') else {
         return Err(wrong("a user without a password", "write USER:PASSWORD@, or :PASSWORD@ for the default user"));
     };
@@ -149,7 +152,7 @@ fn credentials(text: &str) -> Result<Credentials, Wrong> {
     Ok(((!user.is_empty()).then_some(user), Some(password.into())))
 }
 
-fn percent_decode(text: &str) -> Option<String> {
+pub(super) fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -164,7 +167,7 @@ fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-fn percent_encode(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
         match byte {
@@ -193,6 +196,7 @@ pub(super) fn print(backend: &Backend) -> String {
                 Topology::Cluster(places) => format!("{scheme}+cluster://{user}{}", list(places)),
             }
         }
+        Backend::Postgres(postgres) => postgres_url::print(postgres),
     }
 }
 

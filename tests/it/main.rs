@@ -18,6 +18,7 @@ mod admin;
 mod commands;
 mod contract;
 mod disk;
+mod postgres_server;
 mod redis_server;
 mod redis_store;
 mod store_check;
@@ -29,6 +30,7 @@ mod keys;
 mod keeping;
 mod replay;
 mod resend;
+mod stopping;
 mod streams;
 
 mod egress;
@@ -49,9 +51,9 @@ mod hops;
 mod listening;
 mod problems;
 mod raw_bytes;
+mod raw_frames;
 mod secrets;
 mod vectors;
 
 mod storm;
-
 mod topologies;

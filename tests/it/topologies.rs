@@ -1,6 +1,6 @@
-//! Redis in the topologies of production, with real servers: the contract on each, and what happens when they change.
+//! The store as it is run in production: each topology on real servers that the tests start themselves.
 //!
-//! `make test-stores` runs these alone.
+//! `make test-stores` runs these alone. Each holds to the contract, and then shows what it adds and what it survives.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,7 +16,9 @@ use crate::support::topologies::{Cluster, Watched};
 
 mod contract_on_each;
 mod failover;
+mod postgres;
 mod replicas;
+mod second_line;
 mod slots;
 mod trips;
 

@@ -118,7 +118,7 @@ impl<'a> Sweep<'a> {
     /// One round. Says whether this process is the sweeper.
     async fn round(&mut self) -> Result<bool, StoreError> {
         let call = Call::new(&self.shared.scripts.sweeper, Names::of_key(self.sweeper.clone()))
-            .made(self.name.to_string().into_bytes())
+            .token(self.name)
             .number(super::millis(SWEEPER_LEASE));
         let answer = self.ask(self.shards[0], Question::Script(call)).await?;
         let [is_sweeper, now] = numbers(answer)?;
