@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use onceproxy::config::store::{Backend, Redis, SecondLine, StoreConfig};
+use onceproxy::config::store::{Backend, Place, Redis, SecondLine, StoreConfig, Topology};
 use onceproxy::record::{ClaimReply, CompleteReply, OnUnknown, Reason, ReleaseReply, State};
 use onceproxy::store::StoreErrorKind;
 
@@ -16,7 +16,7 @@ use crate::redis_server::RedisServer;
 use crate::support::{Gate, Request, Store, World, eventually, ms, reply};
 
 fn lines(redis: u16, postgres: u16) -> StoreConfig {
-    let first = Redis { host: "127.0.0.1".into(), port: redis, db: 0, username: None, password: None, tls: None };
+    let first = Redis::new(Topology::One(Place { host: "127.0.0.1".into(), port: redis }));
     StoreConfig {
         prefix: fresh_prefix(),
         second_line: Some(SecondLine { postgres: backend(postgres), timeout: std::time::Duration::from_secs(10) }),
