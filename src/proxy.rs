@@ -37,6 +37,7 @@ pub mod respond;
 pub mod body;
 pub mod error;
 pub mod headers;
+pub mod notes;
 
 use self::attempt::Attempt;
 use self::body::{Body, Budget, Share};
@@ -48,6 +49,7 @@ use self::forward::{Caller, Delivery, Outgoing};
 pub use self::headers::Peer;
 use self::join::Joined;
 use self::key::{Found, Identity, Key, KeyFault};
+use self::notes::{Diary, Notes};
 use self::pass::{Passage, Plain};
 use self::recent::Recent;
 use self::respond::Answer;
@@ -58,6 +60,7 @@ use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Fingerprint, Reason};
 use crate::shutdown::{Signal, Tasks};
 use crate::store::Store;
+use crate::trace::Tracer;
 use crate::upstream::{Pool, TlsSetupError};
 
 /// What the proxies of all cores share.
@@ -69,6 +72,7 @@ pub struct Shared {
     waiting: Budget,
     buffered: Budget,
     metrics: Arc<Metrics>,
+    tracer: Tracer,
     /// Attempts that run now; a stop waits for them.
     pub tasks: Tasks,
     /// Given when a stop no longer waits: each running attempt is doubted, or released.
@@ -77,7 +81,7 @@ pub struct Shared {
 
 impl Shared {
     /// Empty tables, and budgets of these limits.
-    pub fn new(limits: &Limits, metrics: &Arc<Metrics>) -> Shared {
+    pub fn new(limits: &Limits, metrics: &Arc<Metrics>, tracer: Tracer) -> Shared {
         Shared {
             flights: Flights::new(),
             recent: Recent::new(),
@@ -85,6 +89,7 @@ impl Shared {
             waiting: Budget::new(limits.waiting),
             buffered: Budget::new(limits.buffered).shown_by(metrics.buffered_bytes()),
             metrics: metrics.clone(),
+            tracer,
             tasks: Tasks::default(),
             cut_off: Signal::new(),
         }
@@ -229,34 +234,29 @@ impl Core {
     async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
         let (mut head, body) = request.into_parts();
+        let notes = Notes::begin(&self.shared.tracer, self.log_requests, &head, peer);
+        let mut diary = Diary::open(notes, self.log_requests, started);
         let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
                 body::discard(&head, body);
                 self.shared.metrics.no_route();
-                return problem.into_response();
+                let result = problem.result();
+                let response = problem.into_response();
+                diary.answered(&response, result);
+                return response;
             }
         };
+        diary.taken_by(&route.config.name);
         let answer = match egress::destination(&route, &head) {
-            Ok(route) => self.steps(&route, &mut head, body, peer).await.unwrap_or_else(Answer::problem),
+            Ok(route) => self.steps(&route, &mut head, body, peer, diary.notes()).await.unwrap_or_else(Answer::problem),
             Err(problem) => {
                 body::discard(&head, body);
                 Answer::problem(problem)
             }
         };
-        let took = started.elapsed();
-        route.metrics.answered(answer.result, took);
-        if self.log_requests {
-            tracing::info!(
-                route = %route.config.name,
-                record = answer.record.as_ref().map(tracing::field::display),
-                method = %head.method,
-                status = answer.response.status().as_u16(),
-                result = answer.result.as_str(),
-                seconds = took.as_secs_f64(),
-                "request"
-            );
-        }
+        route.metrics.answered(answer.result, started.elapsed());
+        diary.answered(&answer.response, answer.result);
         answer.response
     }
 
@@ -267,9 +267,10 @@ impl Core {
         head: &mut request::Parts,
         body: Incoming,
         peer: Peer,
+        notes: &Notes,
     ) -> Result<Answer, Problem> {
         let found = match key_from_head(route, head) {
-            Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer).await,
+            Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer, notes).await,
             Ok(found) => found,
             Err(problem) => {
                 body::discard(head, body);
@@ -289,17 +290,16 @@ impl Core {
             if route.config.key_required {
                 return Err(key_missing());
             }
-            return self.pass(route, head, Plain::Read(body.bytes), peer).await;
+            return self.pass(route, head, Plain::Read(body.bytes), peer, notes).await;
         };
         if tunnel::asked_for(head).is_some() {
             return Err(key_with_upgrade());
         }
         let identity = key::identify(&route.config, head, &key);
-        let id = self.log_requests.then(|| identity.id.clone());
+        notes.about(&identity.id);
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
-        let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity };
-        let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
-        Ok(Answer { record: id, ..answer })
+        let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity, notes };
+        self.keyed(keyed).await
     }
 
     /// Leads a flight for the key, or joins the one that is on.
@@ -316,7 +316,7 @@ impl Core {
                 Joined::AskStore(false) => {}
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
-                    let conclusion = claim::ask(route, &self.store, &identity.id, fingerprint).await;
+                    let conclusion = claim::ask(route, &self.store, &identity.id, fingerprint, keyed.notes).await;
                     return Ok(keyed.first(Arc::new(conclusion)));
                 }
                 joined => return Ok(keyed.joined(joined)),
@@ -348,6 +348,7 @@ impl Core {
             identity: keyed.identity.clone(),
             key: keyed.key.clone(),
             in_flight,
+            notes: keyed.notes.clone(),
         });
         tokio::spawn(Box::pin(attempt.run(lead, Caller::new(sender))));
         match tokio::time::timeout(keyed.route.config.timeout, receiver).await {
@@ -371,7 +372,7 @@ impl Core {
     /// Answers a request that may not be forwarded now. Over the limit nothing is claimed; what is done already is
     /// replayed all the same.
     async fn without_room(&self, keyed: &Keyed<'_>, mut lead: Lead, problem: Problem) -> Answer {
-        let found = claim::look(keyed.route, &self.store, &keyed.identity.id, &keyed.fingerprint).await;
+        let found = claim::look(keyed.route, &self.store, &keyed.identity.id, &keyed.fingerprint, keyed.notes).await;
         let conclusion = Arc::new(match found {
             Looked::Absent => problem.into(),
             Looked::Running => Problem::in_progress(&keyed.identity.id).into(),
@@ -393,7 +394,14 @@ impl Core {
     }
 
     /// Passes a request through without protection.
-    async fn pass(&self, route: &Route, head: &request::Parts, body: Plain, peer: Peer) -> Result<Answer, Problem> {
+    async fn pass(
+        &self,
+        route: &Route,
+        head: &request::Parts,
+        body: Plain,
+        peer: Peer,
+        notes: &Notes,
+    ) -> Result<Answer, Problem> {
         let in_flight = match self.in_flight(route) {
             Ok(in_flight) => in_flight,
             Err(problem) => {
@@ -404,7 +412,7 @@ impl Core {
             }
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
-        let passage = Passage { peer, held: Box::new(in_flight), idle: self.idle_timeout, shared: &self.shared };
+        let passage = Passage { peer, held: Box::new(in_flight), idle: self.idle_timeout, shared: &self.shared, notes };
         Box::pin(pass::pass(route, head, body, passage)).await
     }
 
@@ -437,6 +445,7 @@ struct Keyed<'a> {
     fingerprint: Fingerprint,
     key: Key,
     identity: Identity,
+    notes: &'a Notes,
 }
 
 impl Keyed<'_> {
@@ -466,6 +475,9 @@ impl Keyed<'_> {
     }
 
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
+        if let Conclusion::Replay(replay, _) = &*conclusion {
+            self.notes.answered_by(&replay.response);
+        }
         let answer = respond::first(conclusion);
         let duplicate = matches!(answer.result, RequestResult::Replayed | RequestResult::InProgress);
         let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
@@ -474,7 +486,12 @@ impl Keyed<'_> {
 
     fn joined(&self, joined: Joined) -> Answer {
         let answer = match joined {
-            Joined::Concluded(conclusion) => respond::joined(&conclusion),
+            Joined::Concluded(conclusion) => {
+                if let Some(response) = conclusion.recorded() {
+                    self.notes.answered_by(response);
+                }
+                respond::joined(&conclusion)
+            }
             Joined::Refused(problem) => Answer::problem(problem),
             // A seat of its own flight: the store has just said that another process is at it.
             Joined::AskStore(_) => Answer::problem(Problem::in_progress(&self.identity.id)),
