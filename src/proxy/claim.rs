@@ -51,7 +51,7 @@ pub async fn claim(route: &Route, store: &Arc<dyn Store>, claim: Claim, notes: &
     // The clock starts before the message does: the lease cannot have begun earlier.
     let begun = Instant::now();
     let reply = store.claim(&claim).await;
-    notes.stored("store claim", notes.clock().map(|_| begun), reply.as_ref().err().map(|error| error.kind.as_str()));
+    notes.stored("store claim", Some(begun), reply.as_ref().err().map(|error| error.kind.as_str()));
     let reply = match reply {
         Ok(reply) => reply,
         Err(error) => return failed(route, store, claim, begun, &error),

@@ -47,7 +47,10 @@ mod hops;
 mod listening;
 mod problems;
 mod raw_bytes;
+mod request_log;
 mod secrets;
+#[cfg(feature = "otel")]
+mod traces;
 mod vectors;
 
 mod storm;
