@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-use crate::support::proxy::signal;
+use crate::support::proxy::{Ended, signal};
 use crate::support::{Connection, Request, Script, Store, Upstream, World, eventually, reply};
 
 const TRACEPARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
@@ -156,15 +156,6 @@ async fn the_line_for_people_has_the_same() {
         " upstream_seconds=",
     ] {
         assert!(line.contains(part), "no {part} in {line}");
-    }
-}
-
-struct Ended(std::process::Child);
-
-impl Drop for Ended {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
     }
 }
 

@@ -3,7 +3,9 @@
 use opentelemetry_proto::tonic::trace::v1::span::SpanKind;
 
 use crate::support::collector::{Collector, Span, refused, taken};
-use crate::support::{Gate, Request, Script, Store, World, eventually, reply, within_deadline};
+use crate::support::proxy::Ended;
+use crate::support::tls::Authority;
+use crate::support::{Connection, Gate, Request, Script, Store, Upstream, World, eventually, reply, within_deadline};
 
 const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
 const CALLER: &str = "b7ad6b7169203331";
@@ -357,4 +359,42 @@ async fn a_collector_that_never_answers_holds_up_neither_requests_nor_the_stop()
         assert!(said.contains("\"spans\":8"), "{said}");
     })
     .await;
+}
+
+/// The system's certificates are those of a file that the environment names, so this proxy is started by hand.
+#[tokio::test]
+async fn a_collector_can_be_asked_by_https_for_a_certificate_that_the_system_trusts() {
+    let (trusted, other) = (Authority::new(), Authority::new());
+    let collector = Collector::start();
+    collector.0.speak_tls(other.certificate_for("127.0.0.1"));
+    let upstream = Upstream::start();
+    let listen = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onceproxy.toml");
+    let settings = format!(
+        "listen = \"{listen}\"\n{}[admin]\nlisten = \"off\"\n[store]\nurl = \"memory:\"\n\
+         [[route]]\nname = \"pay\"\nupstream = \"http://{}\"\n",
+        collector.settings("").replace("http://", "https://"),
+        upstream.address
+    );
+    std::fs::write(&file, settings).unwrap();
+    let log = std::fs::File::create(folder.path().join("log")).unwrap();
+    let child = std::process::Command::new(env!("CARGO_BIN_EXE_onceproxy"))
+        .args(["serve", "--config"])
+        .arg(&file)
+        .env_clear()
+        .env("SSL_CERT_FILE", trusted.file())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    let _child = Ended(child);
+    drop(eventually("the listener", async || Connection::try_open(listen).await).await);
+    Request::pay().key("k").send(listen).await.assert_executed(201);
+    eventually("a refusal of the other's certificate", async || {
+        std::fs::read_to_string(folder.path().join("log")).unwrap().contains("invalid peer certificate").then_some(())
+    })
+    .await;
+    assert!(collector.0.received().is_empty());
+    collector.0.speak_tls(trusted.certificate_for("127.0.0.1"));
+    assert_eq!(collector.requests(1).await[0].says("onceproxy.result"), "executed");
 }

@@ -197,6 +197,16 @@ impl Drop for Proxy {
     }
 }
 
+/// A process that a scenario started by hand; it is killed at the scenario's end.
+pub(crate) struct Ended(pub(crate) Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Sends a signal by process id. The shell's own `kill` is everywhere; the program of that name is not.
 pub(crate) fn signal(name: &str, pid: u32) {
     let sent = Command::new("sh").args(["-c", "kill -$0 $1", name, &pid.to_string()]).status().unwrap();
