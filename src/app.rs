@@ -257,7 +257,10 @@ impl App {
 }
 
 async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {
-    let service = move |request, peer: server::Peer| {
+    let service = move |mut request: http::Request<hyper::body::Incoming>, peer: server::Peer| {
+        if let Some(name) = request.extensions_mut().remove::<server::ClientName>() {
+            request.extensions_mut().insert(proxy::ClientName(name.into_bytes()));
+        }
         let peer = proxy::Peer { ip: peer.remote.map(|remote| remote.ip()), tls: peer.tls };
         proxy.handle(request, peer)
     };

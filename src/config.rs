@@ -37,7 +37,7 @@ mod tests;
 
 pub use changes::{Changed, Content, change};
 pub use effective::effective;
-pub use egress::{Allowed, Egress};
+pub use egress::{Allowed, Egress, Hosts};
 pub use load::{Environment, Flags, Loaded, Sources, load};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
@@ -66,7 +66,7 @@ pub struct Config {
     pub trace: Trace,
     /// The operator's listener.
     pub admin: Admin,
-    /// What may be reached by routes whose upstream each request names.
+    /// What may be reached by routes whose upstream each request names, and by tunnels.
     pub egress: Arc<Egress>,
     /// Where records are kept.
     pub store: StoreConfig,
@@ -356,7 +356,7 @@ impl Upstream {
             (0, Some(named)) => named,
             (set, _) => set,
         };
-        egress.permits(host, port).then(|| Upstream {
+        egress.allow.permit(host, port).then(|| Upstream {
             host: host.trim_end_matches('.').to_ascii_lowercase(),
             port,
             ..self.clone()
@@ -392,6 +392,9 @@ pub enum ScopePart {
     Header(HeaderName),
     /// A parameter of the query.
     Query(String),
+    /// The name in the certificate that the client has shown; none is not an empty one. It stays the same when the
+    /// certificate is renewed.
+    ClientCert,
     /// A constant: the command line's route has its upstream's authority here. A file can name one (`constant:TEXT`), so
     /// that effective settings can be written down and loaded again.
     Constant(String),

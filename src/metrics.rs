@@ -210,6 +210,7 @@ pub struct Metrics {
     store_seconds: HistogramFamily<OperationLabel>,
     store_errors: Family<OperationKindLabels, Counter>,
     listeners: ListenerMetrics,
+    tunnels: Gauge,
     buffered_bytes: Gauge,
     ready: Gauge,
     build: Family<VersionLabel, Gauge>,
@@ -269,6 +270,7 @@ impl Metrics {
             store_seconds: Family::new_with_constructor(seconds),
             store_errors: Family::default(),
             listeners: ListenerMetrics::default(),
+            tunnels: Gauge::default(),
             buffered_bytes: Gauge::default(),
             ready: Gauge::default(),
             build: Family::default(),
@@ -373,6 +375,11 @@ impl Metrics {
             "Times that changed certificate files could not be used, and the old ones stayed",
             listeners.certificate_reload_failures.clone(),
         );
+        r.register(
+            "tunnels",
+            "Tunnels (CONNECT) that are open now; nothing in them is protected",
+            self.tunnels.clone(),
+        );
         r.register("buffered_bytes", "Bytes of request and response bodies held now", self.buffered_bytes.clone());
         r.register("ready", "Whether the process wants traffic and its store keeps the promise", self.ready.clone());
         r.register("build_info", "Always 1; which version this is", self.build.clone());
@@ -418,9 +425,14 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that no route matched.
-    pub fn no_route(&self) {
-        let labels = RouteResultLabels { route: String::new(), result: RequestResult::NoRoute };
+    /// Tunnels (`CONNECT`) that are open now, or being opened.
+    pub fn tunnels(&self) -> &Gauge {
+        &self.tunnels
+    }
+
+    /// Counts a request that no route takes.
+    pub fn answered_without_route(&self, result: RequestResult) {
+        let labels = RouteResultLabels { route: String::new(), result };
         self.requests.get_or_create(&labels).inc();
     }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use http::header::CONTENT_LENGTH;
-use http::{Request, Response, request};
+use http::{Method, Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -26,6 +26,7 @@ pub mod join;
 pub mod lease;
 pub mod recent;
 
+pub mod connect;
 pub mod forward;
 pub mod pass;
 pub mod tunnel;
@@ -48,6 +49,7 @@ use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
 use self::forward::{Caller, Delivery, Outgoing};
 pub use self::headers::Peer;
 use self::join::Joined;
+pub use self::key::ClientName;
 use self::key::{Found, Identity, Key, KeyFault};
 use self::notes::{Diary, Notes};
 use self::pass::{Passage, Plain};
@@ -55,7 +57,7 @@ use self::recent::Recent;
 use self::respond::Answer;
 use self::route::egress::{self, Destinations};
 use self::route::{Route, Routes};
-use crate::config::{Config, Limits, OnDuplicate};
+use crate::config::{Config, Egress, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Fingerprint, Reason};
 use crate::shutdown::{Signal, Tasks};
@@ -113,6 +115,7 @@ pub struct Proxy(Arc<ArcSwap<Core>>);
 /// One state of the settings, with what it needs on this core.
 struct Core {
     routes: Routes,
+    egress: Arc<Egress>,
     /// How fingerprints are made, by the route's index.
     policies: Vec<Policy>,
     store: Arc<dyn Store>,
@@ -204,6 +207,7 @@ impl Core {
         });
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
+            egress: config.egress.clone(),
             policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
             store,
             shared: shared.clone(),
@@ -222,6 +226,7 @@ impl Core {
     fn for_another_core(&self, store: Arc<dyn Store>, running: Option<&Routes>) -> Core {
         Core {
             routes: self.routes.for_another_core(running),
+            egress: self.egress.clone(),
             policies: self.policies.clone(),
             store,
             shared: self.shared.clone(),
@@ -236,14 +241,18 @@ impl Core {
         let (mut head, body) = request.into_parts();
         let notes = Notes::begin(&self.shared.tracer, self.log_requests, &head, peer);
         let mut diary = Diary::open(notes, self.log_requests, started);
+        if head.method == Method::CONNECT {
+            let answer = Box::pin(self.connect(&mut head, peer, diary.notes())).await;
+            diary.answered(&answer.response, answer.result);
+            return answer.response;
+        }
         let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
                 body::discard(&head, body);
-                self.shared.metrics.no_route();
-                let result = problem.result();
+                self.shared.metrics.answered_without_route(RequestResult::NoRoute);
                 let response = problem.into_response();
-                diary.answered(&response, result);
+                diary.answered(&response, RequestResult::NoRoute);
                 return response;
             }
         };
@@ -258,6 +267,19 @@ impl Core {
         route.metrics.answered(answer.result, started.elapsed());
         diary.answered(&answer.response, answer.result);
         answer.response
+    }
+
+    /// Answers a `CONNECT`, which no route takes.
+    async fn connect(&self, head: &mut request::Parts, peer: Peer, notes: &Notes) -> Answer {
+        let connecting = async {
+            let total = self.shared.in_flight.take(1).ok_or_else(|| overloaded("requests in flight"))?;
+            let held = Box::new((total, Counted::new(self.shared.metrics.tunnels())));
+            let passage = Passage { peer, held, idle: self.idle_timeout, shared: &self.shared, notes };
+            connect::connect(head, &self.egress.tunnels, passage).await
+        };
+        let answer = connecting.await.unwrap_or_else(Answer::problem);
+        self.shared.metrics.answered_without_route(answer.result);
+        answer
     }
 
     /// The life of a request, after its route was found.
@@ -360,12 +382,12 @@ impl Core {
                 Ok(keyed.joined(joined))
             }
             Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
-            Err(_) if witness.was_granted() => {
+            // The store has not even answered. If it grants the claim now, the attempt hands it back.
+            Err(_) if witness.call_off() => Err(claim::unavailable(&keyed.identity.id)),
+            Err(_) => {
                 witness.tell_unknown();
                 Err(Problem::still_listening(&keyed.identity.id))
             }
-            // The store has not even answered; if it grants the claim now, the attempt goes on for a repeat to find.
-            Err(_) => Err(claim::unavailable(&keyed.identity.id)),
         }
     }
 

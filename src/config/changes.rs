@@ -10,10 +10,10 @@ use sha2::{Digest, Sha256};
 use toml::Value;
 
 use super::store::Backend;
-use super::{Config, effective};
+use super::{Config, ScopePart, effective};
 
 /// The settings that can change while the process runs, besides those of routes.
-const CHANGEABLE: [&str; 10] = [
+const CHANGEABLE: [&str; 11] = [
     "drain_timeout",
     "drain_delay",
     "limits.in_flight",
@@ -24,6 +24,7 @@ const CHANGEABLE: [&str; 10] = [
     "log.requests",
     "admin.token",
     "egress.allow",
+    "egress.tunnels",
 ];
 
 /// What is in force after a change of settings.
@@ -48,10 +49,22 @@ pub fn change(running: &Config, next: &Config) -> Changed {
     config.log.requests = next.log.requests;
     config.admin.token.clone_from(&next.admin.token);
     config.egress.clone_from(&next.egress);
-    config.routes.clone_from(&next.routes);
+    let uncertain = routes_without_certificates(running, next);
+    if uncertain.is_empty() {
+        config.routes.clone_from(&next.routes);
+    }
     let mut after_restart = differing(running, next);
     after_restart.retain(|name| !CHANGEABLE.contains(&name.as_str()));
+    after_restart.extend(uncertain);
     Changed { config, after_restart }
+}
+
+/// The scopes that need clients' certificates, where the sockets that are open ask for none: until a restart such a route
+/// could not tell its callers apart. All routes stay as they are then.
+fn routes_without_certificates(running: &Config, next: &Config) -> Vec<String> {
+    let asks = running.tls.as_ref().is_some_and(|tls| tls.client_ca_file.is_some());
+    let uncertain = next.routes.iter().filter(|route| !asks && route.scope.contains(&ScopePart::ClientCert));
+    uncertain.map(|route| format!("route.{}.scope", route.name)).collect()
 }
 
 /// The names of all settings outside of routes that differ. Printed settings have every one of them, secrets aside.
@@ -125,7 +138,7 @@ mod tests {
                      header_bytes = \"8KiB\"\nheader_timeout = \"1s\"\nbody_timeout = \"1s\"\nidle_timeout = \"1s\"\n\
                      [log]\nlevel = \"debug\"\nformat = \"json\"\nrequests = true\n\
                      [trace]\nsample = 0.5\nservice_name = \"s\"\n\
-                     [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\n\
+                     [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\ntunnels = [\"h.example\"]\n\
                      [store]\nurl = \"memory:\"\ntimeout = \"2s\"\nprefix = \"p\"\nallow_eviction = true";
         let (running, next) = (config(""), config(other));
         let Changed { config: changed, after_restart } = change(&running, &next);
@@ -137,6 +150,18 @@ mod tests {
         assert_eq!(all, differing(&running, &next));
         assert_eq!(all.len(), settings(&next).len(), "{all:?}");
         assert!(after_restart.contains(&"listen".to_owned()) && after_restart.contains(&"store.url".to_owned()));
+    }
+
+    #[test]
+    fn a_scope_of_certificates_waits_for_sockets_that_ask_for_them() {
+        let tls = "[tls]\ncert_file = \"c\"\nkey_file = \"k\"\nclient_ca_file = \"a\"\n";
+        let next = config(&format!(
+            "{tls}[[route]]\nname = \"q\"\nupstream = \"http://u\"\npath = \"/q\"\nscope = [\"client-cert\"]"
+        ));
+        let Changed { config: changed, after_restart } = change(&config(""), &next);
+        assert!(after_restart.contains(&"route.q.scope".to_owned()), "{after_restart:?}");
+        assert_eq!(changed.routes.len(), 1);
+        assert_eq!(change(&config(tls), &next).config.routes.len(), 2);
     }
 
     #[test]

@@ -52,7 +52,8 @@ pub fn effective(config: &Config) -> String {
         page.text("token", MASK);
     }
     page.head("[egress]");
-    page.texts("allow", &config.egress.allow);
+    page.texts("allow", &config.egress.allow.0);
+    page.texts("tunnels", &config.egress.tunnels.0);
     store(&mut page, &config.store);
     for one in &config.routes {
         route(&mut page, one);

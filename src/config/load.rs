@@ -15,7 +15,7 @@ use super::route::{self, Made};
 use super::sections::{self, Outer, Top};
 use super::store::StoreConfig;
 use super::tree::{File, Section};
-use super::{Admin, Config, Content, Egress, Limits, Listen, Route, Upstream, address, risks};
+use super::{Admin, Config, Content, Egress, Limits, Listen, Route, ScopePart, Tls, Upstream, address, risks};
 
 /// The settings that flags give, as they were typed.
 #[derive(Clone, Default)]
@@ -235,8 +235,12 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
     same_address(root.report, &listen, &admin, admin_at);
     let egress = Arc::new(sections::egress(root));
     let upstream = layers.outer("ONCEPROXY_UPSTREAM", "--upstream", flags.upstream.as_ref());
-    let routes =
-        routes(root, &upstream, from, &Around { listen: &listen, store: &store, limits: &limits, egress: &egress });
+    let routes = routes(
+        root,
+        &upstream,
+        from,
+        &Around { listen: &listen, tls: tls.as_ref(), store: &store, limits: &limits, egress: &egress },
+    );
     let listen = listen.into_iter().map(|located| located.value).collect();
     Config { listen, tls, h2c, drain_timeout, drain_delay, threads, limits, log, trace, admin, egress, store, routes }
 }
@@ -255,6 +259,7 @@ fn same_address(report: &Report, listen: &[Located<Listen>], admin: &Admin, admi
 /// What a route is checked against.
 struct Around<'a> {
     listen: &'a [Located<Listen>],
+    tls: Option<&'a Tls>,
     store: &'a StoreConfig,
     limits: &'a Limits,
     egress: &'a Arc<Egress>,
@@ -304,6 +309,9 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
     let made = route::read(&mut section, outer, around.egress);
     risks::of_route(&section, &made, around.store, around.limits);
     let Made { route, is_named, is_matchable, .. } = made;
+    if route.scope.contains(&ScopePart::ClientCert) {
+        client_certificates(&section, around);
+    }
     let target = &route.upstream;
     let is_tcp = target.socket.is_none() && target.proxy.is_none();
     let mut addresses = around.listen.iter().filter_map(|listen| listen.value.address());
@@ -317,6 +325,19 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
         is_matchable.then(|| place(if section.has("path") || !section.has("host") { "path" } else { "host" }));
     section.finish();
     Placed { route, name, matched }
+}
+
+/// A scope of clients' certificates needs a place to connect where clients show one.
+fn client_certificates(section: &Section<'_>, around: &Around<'_>) {
+    let (secured, others): (Vec<&Listen>, Vec<_>) =
+        around.listen.iter().map(|located| &located.value).partition(|listen| listen.is_secured());
+    if around.tls.is_none_or(|tls| tls.client_ca_file.is_none()) || secured.is_empty() {
+        let what = "no client shows a certificate, so callers would not be told apart";
+        section.mistake("scope", wrong(what, "set tls.client_ca_file, and listen on an address without http://"));
+    } else if let Some(other) = others.first() {
+        let risk = format!("clients that come by {other} show no certificate, and are all one caller");
+        section.warning("scope", &risk, "give them a route of their own, or take that place out of `listen`");
+    }
 }
 
 /// Whether a loopback host leads to the listener. Another loopback address than the listener's may be another server.

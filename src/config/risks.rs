@@ -10,7 +10,7 @@ use super::sections::DEFAULT_PREFIX;
 use super::statuses::Entry;
 use super::store::{Backend, StoreConfig};
 use super::tree::Section;
-use super::{ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, address, store_url};
+use super::{Egress, ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, address, store_url};
 
 /// How many operations of the store must fit into a lease: it is renewed every third of it.
 const OPERATIONS_IN_A_LEASE: u32 = 3;
@@ -41,6 +41,18 @@ pub(super) fn of_store(section: &Section<'_>, store: &StoreConfig, at: &Origin) 
                 );
             }
         }
+    }
+}
+
+/// The risks of `[egress]`.
+pub(super) fn of_egress(section: &Section<'_>, egress: &Egress) {
+    let protected = egress.tunnels.0.iter().find(|tunnel| egress.allow.0.iter().any(|allowed| allowed.meets(tunnel)));
+    if let Some(tunnel) = protected {
+        section.warning(
+            "tunnels",
+            &format!("requests to {tunnel} are protected by routes, and pass them by unseen in a tunnel"),
+            "take it out of `tunnels`, so that clients which ask for a tunnel are refused",
+        );
     }
 }
 

@@ -11,7 +11,7 @@ use std::time::Duration;
 use secrecy::SecretString;
 
 use super::address::{admin_listen, collector, listen};
-use super::egress::{Egress, allowed};
+use super::egress::{Egress, Hosts, allowed, tunnel};
 use super::mistakes::{Located, Origin, Report, Wrong, wrong};
 use super::store::{Backend, RedisTls, StoreConfig};
 use super::tree::{Section, shown};
@@ -248,9 +248,12 @@ fn not_a_token() -> Wrong {
 /// Reads `[egress]`.
 pub(super) fn egress(root: &mut Section<'_>) -> Egress {
     let mut section = root.section("egress");
-    let allow = section.texts("allow", allowed).unwrap_or_default();
+    let allow = Hosts(section.texts("allow", allowed).unwrap_or_default());
+    let tunnels = Hosts(section.texts("tunnels", tunnel).unwrap_or_default());
+    let egress = Egress { allow, tunnels };
+    risks::of_egress(&section, &egress);
     section.finish();
-    Egress { allow }
+    egress
 }
 
 /// Reads `[store]`.

@@ -7,6 +7,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use super::claim::{self, Claimed};
+use super::error::Problem;
 use super::flights::{Conclusion, Lead};
 use super::forward::{self, Caller, Delivery, Outcome, Outgoing};
 use super::headers;
@@ -39,15 +40,15 @@ impl Attempt {
     /// Claims, forwards and records; nothing that the caller does cancels it.
     pub(super) async fn run(self: Box<Self>, mut lead: Lead, mut caller: Caller) {
         match claim::claim(&self.route, &self.store, self.claim.clone(), &self.notes).await {
-            Claimed::Granted(lease, first_form) => self.execute(lease, first_form, lead, caller).await,
-            Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
-            Claimed::GivenUp(lease, problem) => {
-                conclude(&mut lead, &mut caller, Arc::new(problem.into()));
-                tokio::select! {
-                    () = claim::give_up(&lease) => {}
-                    () = self.shared.cut_off.given() => {}
-                }
+            Claimed::Granted(lease, first_form) if lead.granted() => {
+                self.execute(lease, first_form, lead, caller).await;
             }
+            Claimed::Granted(lease, _) => {
+                let problem = claim::unavailable(&lease.claim().id);
+                self.give_up(lease, problem, lead, caller).await;
+            }
+            Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
+            Claimed::GivenUp(lease, problem) => self.give_up(lease, problem, lead, caller).await,
             Claimed::Elsewhere => {
                 let Attempt { _counted, route, store, claim, outgoing, in_flight, .. } = *self;
                 // From here on it only waits; it should not hold what an attempt needs.
@@ -60,6 +61,15 @@ impl Attempt {
         }
     }
 
+    /// Tells everyone that nothing was sent, and hands the grant back that there is or may still be.
+    async fn give_up(self: Box<Self>, lease: Box<Lease>, problem: Problem, mut lead: Lead, mut caller: Caller) {
+        conclude(&mut lead, &mut caller, Arc::new(problem.into()));
+        tokio::select! {
+            () = claim::give_up(&lease) => {}
+            () = self.shared.cut_off.given() => {}
+        }
+    }
+
     async fn execute(
         self: Box<Self>,
         mut lease: Box<Lease>,
@@ -69,7 +79,6 @@ impl Attempt {
     ) {
         let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, notes, .. } = *self;
         lease.write_notes(notes);
-        lead.granted();
         shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
         if let Some(quoted) = first_form {
             headers::keep_key_form(&route.config, &mut outgoing.fields, &key, quoted);

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
 use http::header::EXPECT;
-use http::{HeaderMap, request};
+use http::{HeaderMap, Version, request};
 use http_body::{Body as _, Frame, SizeHint};
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -25,6 +25,10 @@ use crate::upstream::ResponseBody;
 /// How much of an unwanted request body is read and thrown away, so that the client gets to see the refusal.
 const DRAIN_LIMIT: usize = 4 << 20;
 const DRAIN_TIME: Duration = Duration::from_secs(5);
+
+/// How long a client of HTTP/2 that asks whether to send its body (`Expect`) may wait for the answer. Longer than the
+/// second after which most clients send it anyway (RFC 9110 section 10.1.1).
+const EXPECT_TIME: Duration = Duration::from_secs(3);
 
 /// What breaks a response's body on its way to the client.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -139,11 +143,11 @@ pub async fn read(
     if declared == Some(0) {
         return Ok(Whole { bytes: Bytes::new(), share });
     }
-    let mut body = body;
+    let mut body = begun(head, body).await?;
     match tokio::time::timeout(within, collect(&mut body, max, &mut share)).await {
         Ok(Ok(bytes)) => Ok(Whole { bytes, share }),
         Ok(Err(problem)) => {
-            drain(body);
+            drain(body.rest);
             Err(problem)
         }
         Err(_) => Err(Problem::new(
@@ -156,12 +160,10 @@ pub async fn read(
     }
 }
 
-async fn collect(body: &mut Incoming, max: usize, share: &mut Share) -> Result<Bytes, Problem> {
+async fn collect(body: &mut Arriving, max: usize, share: &mut Share) -> Result<Bytes, Problem> {
     let mut pieces = Pieces::default();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|_| {
-            Problem::new(Kind::BodyInvalid, "The request body broke off or is badly framed; nothing was forwarded.")
-        })?;
+        let frame = frame.map_err(|_| broken())?;
         let Ok(data) = frame.into_data() else { continue };
         if pieces.len() + data.len() > max {
             return Err(too_large(max));
@@ -172,6 +174,59 @@ async fn collect(body: &mut Incoming, max: usize, share: &mut Share) -> Result<B
         pieces.push(data);
     }
     Ok(pieces.into_bytes())
+}
+
+/// A request body of which the beginning may be here already.
+#[derive(Debug)]
+pub struct Arriving {
+    first: Option<Frame<Bytes>>,
+    rest: Incoming,
+}
+
+/// Makes sure that a body is coming. In HTTP/1.1 asking for it has a client that waits (`Expect`) told to go on. In HTTP/2
+/// the server below cannot say that: a client that does wait is told to repeat the request without asking.
+pub async fn begun(head: &request::Parts, body: Incoming) -> Result<Arriving, Problem> {
+    let mut arriving = Arriving { first: None, rest: body };
+    if head.version != Version::HTTP_2 || !head.headers.contains_key(EXPECT) || arriving.rest.is_end_stream() {
+        return Ok(arriving);
+    }
+    match tokio::time::timeout(EXPECT_TIME, arriving.rest.frame()).await {
+        Ok(first) => {
+            arriving.first = first.transpose().map_err(|_| broken())?;
+            Ok(arriving)
+        }
+        Err(_) => Err(Problem::new(
+            Kind::ExpectationFailed,
+            "Over HTTP/2 this proxy does not answer 100 (Continue), and the request body did not come without it. Send the \
+             same request without Expect; nothing was forwarded.",
+        )),
+    }
+}
+
+impl http_body::Body for Arriving {
+    type Data = Bytes;
+    type Error = hyper::Error;
+
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
+        match self.first.take() {
+            Some(first) => Poll::Ready(Some(Ok(first))),
+            None => Pin::new(&mut self.rest).poll_frame(cx),
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.first.is_none() && self.rest.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let mut hint = self.rest.size_hint();
+        let here = self.first.as_ref().and_then(Frame::data_ref).map_or(0, |data| data.len() as u64);
+        if let Some(upper) = hint.upper() {
+            hint.set_upper(upper + here);
+        }
+        hint.set_lower(hint.lower() + here);
+        hint
+    }
 }
 
 /// The pieces of a body that is gathered to be held for a while. Most bodies come in one piece; a large one is not copied.
@@ -216,6 +271,10 @@ fn own(piece: Bytes) -> Bytes {
     /// About what the buffer of a connection holds.
     const SMALL: usize = 8 * 1024;
     if piece.len() <= SMALL { Bytes::copy_from_slice(&piece) } else { piece }
+}
+
+fn broken() -> Problem {
+    Problem::new(Kind::BodyInvalid, "The request body broke off or is badly framed; nothing was forwarded.")
 }
 
 fn too_large(max: usize) -> Problem {

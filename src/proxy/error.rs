@@ -42,6 +42,8 @@ pub enum Kind {
     BodyTooLarge,
     /// The request body did not arrive in time.
     BodyTimeout,
+    /// The client waits to be told to send the body, and cannot be.
+    ExpectationFailed,
     /// No route takes the request.
     NoRoute,
     /// The request names a host that may not be reached.
@@ -61,6 +63,7 @@ impl Kind {
             Kind::StoreUnavailable | Kind::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Kind::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
             Kind::NoRoute => StatusCode::NOT_FOUND,
             Kind::EgressRefused => StatusCode::FORBIDDEN,
         }
@@ -80,6 +83,7 @@ impl Kind {
             Kind::StoreUnavailable => "store-unavailable",
             Kind::BodyTooLarge => "body-too-large",
             Kind::BodyTimeout => "body-timeout",
+            Kind::ExpectationFailed => "expectation-failed",
             Kind::NoRoute => "no-route",
             Kind::EgressRefused => "egress-refused",
             Kind::Overloaded => "overloaded",
@@ -101,6 +105,7 @@ impl Kind {
             Kind::StoreUnavailable => "The idempotency store cannot answer",
             Kind::BodyTooLarge => "The request body is too large",
             Kind::BodyTimeout => "The request body did not arrive in time",
+            Kind::ExpectationFailed => "The request body is awaited without 100 (Continue)",
             Kind::NoRoute => "No route takes this request",
             Kind::EgressRefused => "The host may not be reached through this proxy",
             Kind::Overloaded => "Too many requests at a time",
@@ -109,7 +114,7 @@ impl Kind {
 
     fn retry(self) -> Option<Retry> {
         match self {
-            Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid | Kind::BodyTooLarge => {
+            Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid | Kind::BodyTooLarge | Kind::ExpectationFailed => {
                 Some(Retry::AfterCorrection)
             }
             Kind::KeyReused => Some(Retry::NewKey),
@@ -130,7 +135,9 @@ impl Kind {
             Kind::KeyReused => RequestResult::KeyReused,
             Kind::RequestInProgress => RequestResult::InProgress,
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => RequestResult::Unknown,
-            Kind::BodyInvalid | Kind::BodyTooLarge | Kind::BodyTimeout => RequestResult::BodyRejected,
+            Kind::BodyInvalid | Kind::BodyTooLarge | Kind::BodyTimeout | Kind::ExpectationFailed => {
+                RequestResult::BodyRejected
+            }
             Kind::UpstreamUnreachable => RequestResult::NotSent,
             Kind::ResponseNotRetained => RequestResult::NotRetained,
             Kind::StoreUnavailable => RequestResult::StoreError,

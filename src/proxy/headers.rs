@@ -188,11 +188,21 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: Peer, key: Option
     if let (Some((key, quoted)), ForwardKey::Renamed(name)) = (key, &route.forward_key) {
         fields.insert(name, key.to_header_value(quoted));
     }
+    if route.upstream.http2 && takes_trailers(&head.headers) {
+        // Of one hop like all of `TE`, and true of this one as well. gRPC servers refuse calls without it.
+        fields.append(TE, HeaderValue::from_static("trailers"));
+    }
     if route.forwarded == Forwarded::Append {
         append_forwarded(&mut fields, head, peer, &named);
     }
     add_via(&mut fields, head.version);
     fields
+}
+
+/// Whether the client says that it can be sent trailers (RFC 9110 section 10.1.4).
+fn takes_trailers(fields: &HeaderMap) -> bool {
+    let mut codings = fields.get_all(TE).into_iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    codings.any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
 /// Puts the key into the form of the first time, where a resend would otherwise show another one.

@@ -39,6 +39,8 @@ struct Noted {
     /// One moment on both clocks: spans are told in the time of day, and measured in the other.
     began: (Instant, SystemTime),
     method: Method,
+    /// Where a `CONNECT` wants to go: host and port, no more.
+    target: Option<String>,
     /// Given where each request gets a line.
     id: Option<RequestId>,
     traced: Option<Traced>,
@@ -122,6 +124,7 @@ impl Notes {
         Notes(Some(Arc::new(Noted {
             began: (Instant::now(), SystemTime::now()),
             method: head.method.clone(),
+            target: (head.method == Method::CONNECT).then(|| head.uri.to_string()),
             id: line.then(|| request_id(&head.headers)),
             passing: if traced.is_none() { parent } else { None },
             traced,

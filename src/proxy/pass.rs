@@ -16,7 +16,7 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 
 use super::Shared;
-use super::body::{Body, Held};
+use super::body::{self, Arriving, Body, Held};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus, Peer};
@@ -26,7 +26,7 @@ use super::route::{self, Route};
 use super::tunnel::{self, Bounds, Offer};
 use crate::metrics::RequestResult;
 use crate::record::Reason;
-use crate::upstream::{RequestBody, ResponseBody, SendError};
+use crate::upstream::{RequestBody, ResponseBody, SendError, switched};
 
 /// The body of a plain request: as it comes, or read already while a key was looked for.
 #[derive(Debug)]
@@ -66,21 +66,28 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
     let progress = Progress::default();
     let framing = framing(head, &body);
     let offer = Offer::of(head, body.is_there()).filter(|_| route.pool.can_switch());
-    let mut request = Request::new(match body {
+    let body = match body {
         Plain::Coming(body) if body.is_end_stream() => RequestBody::empty(),
-        Plain::Coming(body) => RequestBody::stream(Watched { body, progress: progress.clone() }),
+        Plain::Coming(body) => {
+            let body = body::begun(head, body).await?;
+            RequestBody::stream(Watched { body, progress: progress.clone() })
+        }
         Plain::Read(bytes) => RequestBody::full(bytes),
-    });
-    *request.method_mut() = head.method.clone();
+    };
     let target = route::target(&route.config, head);
-    *request.uri_mut() = Uri::from(target.clone());
-    *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
-    request.headers_mut().extend(framing);
-    if let Some(offer) = &offer {
-        offer.ask(request.headers_mut());
-    }
+    let request = |body| {
+        let mut request = Request::new(body);
+        *request.method_mut() = head.method.clone();
+        *request.uri_mut() = Uri::from(target.clone());
+        *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
+        request.headers_mut().extend(framing.clone());
+        if let Some(offer) = &offer {
+            offer.ask(request.headers_mut());
+        }
+        request
+    };
     let mut sending = Sending::begin(passage.notes, &route.config, &head.method, &target);
-    let sent = progress.bounded(route.config.timeout, send(route, request, &mut sending)).await;
+    let sent = progress.bounded(route.config.timeout, send(route, request, body, &mut sending)).await;
     match &sent {
         Some(Ok(response)) => sending.ended(Some(response.status().as_u16()), None),
         Some(Err(Failure::NotSent(_))) => sending.ended(None, Some("not-sent")),
@@ -131,7 +138,7 @@ fn switch(offer: Option<Offer>, upstream: http::Response<ResponseBody>, passage:
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
     tunnel::announce(response.headers_mut(), protocol);
     let bounds = Bounds { idle, cut_off: shared.cut_off.clone(), counted: shared.tasks.enter(), held };
-    tunnel::run(offer.accepted(http::Response::from_parts(parts, body)), bounds);
+    tunnel::run(offer.accepted(), switched(http::Response::from_parts(parts, body)), bounds, |_| ());
     Some(Answer::new(response, RequestResult::Unprotected))
 }
 
@@ -154,17 +161,21 @@ enum Failure {
     Broken,
 }
 
+/// Sends the request that is made with this body, and once more if that was certainly not sent and the body is still there.
 async fn send(
     route: &Route,
-    mut request: Request<RequestBody>,
+    request: impl Fn(RequestBody) -> Request<RequestBody>,
+    body: RequestBody,
     sending: &mut Sending,
 ) -> Result<http::Response<ResponseBody>, Failure> {
     let connection = route.pool.checkout().await.map_err(|error| not_sent(route, &error))?;
-    sending.mark(request.headers_mut());
-    let mut again = match connection.send(request).await {
+    let mut first = request(body);
+    sending.mark(first.headers_mut());
+    let mut again = match connection.send(first).await {
         Ok(response) => return Ok(response),
-        // Only a message that was handed back still has its body.
+        // Only a message that was handed back still has its body, or one whose stream was refused before its body came.
         Err(SendError::NotSent { request: Some(request), .. }) => *request,
+        Err(SendError::NotSent { body: Some(body), .. }) => request(*body),
         Err(error @ SendError::NotSent { .. }) => return Err(not_sent(route, &error)),
         Err(error) => return Err(broke(route, &error)),
     };
@@ -225,7 +236,7 @@ impl Progress {
 
 /// A request body that says when it moves.
 struct Watched {
-    body: Incoming,
+    body: Arriving,
     progress: Progress,
 }
 

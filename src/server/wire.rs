@@ -60,6 +60,7 @@ impl Wire {
         let (had_begun, heads) = (self.follower.is_in_head(), self.follower.heads());
         let followed = self.follower.follow(bytes);
         self.exchange.set_receiving(self.follower.is_in_body());
+        self.exchange.ask_server(self.follower.take_asterisks());
         match followed {
             Ok(()) => {
                 let begins = self.follower.is_in_head() && (!had_begun || self.follower.heads() > heads);

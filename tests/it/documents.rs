@@ -61,7 +61,7 @@ fn set<T: AsRef<str>>(words: impl IntoIterator<Item = T>) -> BTreeSet<String> {
 fn metrics_with_everything() -> String {
     let metrics = Metrics::new();
     metrics.route("r").answered(RequestResult::Executed, std::time::Duration::ZERO);
-    metrics.no_route();
+    metrics.answered_without_route(RequestResult::NoRoute);
     metrics.set_records_open("unknown", 1);
     metrics.store_operation("claim").failed("refused");
     metrics.expose().0
@@ -188,7 +188,7 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Kind::KeyMissing,
     Kind::KeyInvalid,
     Kind::KeyReused,
@@ -202,6 +202,7 @@ const KINDS: [Kind; 16] = [
     Kind::StoreUnavailable,
     Kind::BodyTooLarge,
     Kind::BodyTimeout,
+    Kind::ExpectationFailed,
     Kind::NoRoute,
     Kind::EgressRefused,
     Kind::Overloaded,

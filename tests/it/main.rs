@@ -10,6 +10,7 @@
 mod support;
 
 mod documents;
+mod history;
 mod layout;
 mod model;
 
@@ -31,6 +32,7 @@ mod resend;
 mod streams;
 
 mod egress;
+mod http2_requests;
 mod http2_upstream;
 mod limits;
 mod overload;

@@ -8,6 +8,7 @@ use std::time::Duration;
 pub(crate) mod client;
 #[cfg(feature = "otel")]
 pub(crate) mod collector;
+pub(crate) mod dice;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod relay;

@@ -74,6 +74,7 @@ impl Diary {
             route = self.route.as_deref(),
             record = noted.record.get().map(tracing::field::display),
             method = %noted.method,
+            target = noted.target.as_deref(),
             status = answered.map(|answered| answered.status),
             result = answered.map_or(CLIENT_LEFT, |answered| answered.result.as_str()),
             seconds = self.began.elapsed().as_secs_f64(),
@@ -95,7 +96,10 @@ impl Diary {
         say_method(&mut span, &noted.method);
         let Peer { ip, tls } = traced.about.peer;
         span.say("url.scheme", if tls { "https" } else { "http" });
-        span.say("url.path", traced.about.path.clone());
+        match &noted.target {
+            Some(target) => span.say("onceproxy.target", target.clone()),
+            None => span.say("url.path", traced.about.path.clone()),
+        }
         span.say("network.protocol.version", traced.about.version);
         if let Some(ip) = ip {
             span.say("network.peer.address", ip.to_string());

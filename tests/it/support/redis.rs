@@ -14,17 +14,19 @@ pub(crate) struct RedisServer {
     pub(crate) address: SocketAddr,
     child: Child,
     folder: tempfile::TempDir,
+    settings: &'static [&'static str],
 }
 
 impl RedisServer {
-    /// Starts one and waits until it answers. Fails, never skips, where there is no `redis-server`.
-    pub(crate) async fn start() -> RedisServer {
+    /// Starts one with these further arguments, by default without persistence, and waits until it answers. Fails,
+    /// never skips, where there is no `redis-server`.
+    pub(crate) async fn start(settings: &'static [&'static str]) -> RedisServer {
         for _ in 0..10 {
             // Another process may take the port between this line and Redis: then Redis exits, and we try the next.
             let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
             let folder = tempfile::tempdir().unwrap();
-            let child = spawn(address, folder.path());
-            let mut server = RedisServer { address, child, folder };
+            let child = spawn(address, folder.path(), settings);
+            let mut server = RedisServer { address, child, folder, settings };
             if server.came_up().await {
                 return server;
             }
@@ -38,11 +40,17 @@ impl RedisServer {
         let _ = self.child.wait();
     }
 
-    /// Starts it again, empty, on the same port.
+    /// Starts it again on the same port, with what its persistence kept: by default nothing.
     pub(crate) async fn restart(&mut self) {
-        self.kill();
-        self.child = spawn(self.address, self.folder.path());
-        assert!(self.came_up().await, "redis-server did not come back on {}", self.address);
+        for _ in 0..10 {
+            self.kill();
+            self.child = spawn(self.address, self.folder.path(), self.settings);
+            // A connection of another process may have its port for a moment.
+            if self.came_up().await {
+                return;
+            }
+        }
+        panic!("redis-server did not come back on {}", self.address);
     }
 
     /// It goes on holding its connections, and answers nothing.
@@ -88,9 +96,10 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(address: SocketAddr, folder: &std::path::Path) -> Child {
+fn spawn(address: SocketAddr, folder: &std::path::Path, settings: &[&str]) -> Child {
     Command::new("redis-server")
         .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", "", "--appendonly", "no"])
+        .args(settings)
         .arg("--dir")
         .arg(folder)
         .stdout(Stdio::null())

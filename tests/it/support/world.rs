@@ -65,6 +65,7 @@ pub(crate) struct Builder {
     proxies: usize,
     relayed: bool,
     upstream_closed: bool,
+    redis: &'static [&'static str],
 }
 
 impl Builder {
@@ -110,6 +111,12 @@ impl Builder {
         self
     }
 
+    /// With these arguments of the Redis server.
+    pub(crate) fn redis(mut self, settings: &'static [&'static str]) -> Builder {
+        self.redis = settings;
+        self
+    }
+
     /// With an upstream that refuses connections until it is opened.
     pub(crate) fn upstream_closed(mut self) -> Builder {
         self.upstream_closed = true;
@@ -120,7 +127,7 @@ impl Builder {
     pub(crate) async fn start(self) -> World {
         let folder = tempfile::tempdir().unwrap();
         let upstream = if self.upstream_closed { Upstream::closed() } else { Upstream::start() };
-        let redis = if self.store == Store::Redis { Some(RedisServer::start().await) } else { None };
+        let redis = if self.store == Store::Redis { Some(RedisServer::start(self.redis).await) } else { None };
         let relay = match &redis {
             Some(redis) if self.relayed => Some(Relay::start(redis.address).await),
             _ => None,
@@ -188,6 +195,7 @@ impl World {
             proxies: 1,
             relayed: false,
             upstream_closed: false,
+            redis: &[],
         };
         builder
             .top("listen = \"127.0.0.1:0\"\n drain_timeout = \"10s\"")
