@@ -74,7 +74,7 @@ impl Diary {
             route = self.route.as_deref(),
             record = noted.record.get().map(tracing::field::display),
             method = %noted.method,
-            target = noted.target.as_deref(),
+            authority = noted.target.as_deref(),
             status = answered.map(|answered| answered.status),
             result = answered.map_or(CLIENT_LEFT, |answered| answered.result.as_str()),
             seconds = self.began.elapsed().as_secs_f64(),
