@@ -166,9 +166,12 @@ fn a_build_that_makes_no_traces_refuses_a_collector() {
     let trace =
         "[trace]\notlp_endpoint = \"http://127.0.0.1:4318\"\n[[route]]\nname = \"r\"\nupstream = \"http://u\"\n";
     std::fs::write(file.path(), trace).unwrap();
-    let check =
-        std::process::Command::new(env!("CARGO_BIN_EXE_onceproxy")).args(["check", "--config"]).arg(file.path());
-    let output = { check }.env_clear().output().unwrap();
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_onceproxy"))
+        .args(["check", "--config"])
+        .arg(file.path())
+        .env_clear()
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
     assert!(said.contains("line 2: trace.otlp_endpoint") && said.contains("--features otel"), "{said}");
