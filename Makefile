@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-load test-deploy test-celery bench check fmt clippy doc deps schema image static dist clean
+.PHONY: demo build test test-load test-deploy test-celery test-clients bench check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -18,8 +18,12 @@ test: deps ## All tests, with real Redis servers; installs what they need.
 	$(CARGO) test --locked --features otel --test it -- traces:: request_log::
 	$(MAKE) test-deploy
 	$(MAKE) test-celery
+	$(MAKE) static
+	$(MAKE) test-clients
 
-test-load: ## What 10,000 waiting duplicates cost, in the release binary; needs 12,000 open files a process.
+test-load: build ## What many connections and large bodies cost, in the release binary; needs 12,000 open files a process.
+	./scripts/install-client-tools
+	.venv/bin/python -m pytest -q -s -m load tests/clients
 	$(CARGO) test --release --locked --test it -- --ignored --nocapture ten_thousand
 
 test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .venv with the tools.
@@ -36,6 +40,10 @@ test-celery: deps ## A Celery worker that is killed and cut off, with the proxy 
 	$(CARGO) build --locked --bin onceproxy
 	.venv/bin/python tests/celery
 	.venv/bin/python tests/guides
+
+test-clients: deps ## Real clients against the static release binary: curl, h2load, Python, Node, Go, Stripe's SDKs, gRPC.
+	./scripts/install-client-tools
+	binary="$$(./scripts/build-static)" && ONCEPROXY_BIN="$$binary" .venv/bin/python -m pytest -q tests/clients
 
 check: fmt clippy doc ## What must be clean besides the tests.
 

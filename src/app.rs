@@ -142,7 +142,7 @@ impl App {
         let traced = Signal::new();
         let (tracer, export) = trace::start(&config.trace, metrics.spans(), &traced)?;
         let shared = Shared::new(&config.limits, &metrics, tracer);
-        let signals = Signals::default();
+        let signals = Signals { stop: shared.stopping.clone(), ..Signals::default() };
         let mut app = App {
             metrics,
             ready: Ready::default(),

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use http::header::CONTENT_LENGTH;
+use http::header::{CONTENT_LENGTH, EXPECT};
 use http::{Method, Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
@@ -41,7 +41,7 @@ pub mod headers;
 pub mod notes;
 
 use self::attempt::Attempt;
-use self::body::{Body, Budget, Share};
+use self::body::{Body, Budget, Patience, Share};
 use self::claim::Looked;
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
@@ -77,6 +77,8 @@ pub struct Shared {
     tracer: Tracer,
     /// Attempts that run now; a stop waits for them.
     pub tasks: Tasks,
+    /// Given when a stop begins: what has not come to a claim is not waited for long.
+    pub stopping: Signal,
     /// Given when a stop no longer waits: each running attempt is doubted, or released.
     pub cut_off: Signal,
 }
@@ -93,6 +95,7 @@ impl Shared {
             metrics: metrics.clone(),
             tracer,
             tasks: Tasks::default(),
+            stopping: Signal::new(),
             cut_off: Signal::new(),
         }
     }
@@ -299,8 +302,15 @@ impl Core {
                 return Err(problem);
             }
         };
+        if let Found::Key(key) = &found
+            && let Some(answer) = self.replay_without_body(route, head, key, notes).await
+        {
+            body::discard(head, body);
+            return Ok(answer);
+        }
         let max = route.config.max_request_body;
-        let body = body::read(head, body, max, self.body_timeout, &self.shared.buffered).await?;
+        let patience = Patience { within: self.body_timeout, stopping: &self.shared.stopping };
+        let body = body::read(head, body, max, patience, &self.shared.buffered).await?;
         let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
@@ -322,6 +332,31 @@ impl Core {
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
         let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity, notes };
         self.keyed(keyed).await
+    }
+
+    /// The replay for a client that asks whether to send its body (RFC 9110 section 10.1.1), where that does not count.
+    /// Only such requests are looked up ahead of their body: it is one more look for those that are no repeats.
+    async fn replay_without_body(
+        &self,
+        route: &Route,
+        head: &request::Parts,
+        key: &Key,
+        notes: &Notes,
+    ) -> Option<Answer> {
+        let policy = &self.policies[route.index];
+        if !head.headers.contains_key(EXPECT) || !policy.ignores_body() || tunnel::asked_for(head).is_some() {
+            return None;
+        }
+        let fingerprint = policy.fingerprint(head, &[]).ok()?;
+        let id = key::identify(&route.config, head, key).id;
+        match claim::look(route, &self.store, &id, &fingerprint, notes).await {
+            Looked::Concluded(Conclusion::Replay(replay, waited)) => {
+                notes.about(&id);
+                notes.answered_by(&replay.response);
+                Some(respond::first(Arc::new(Conclusion::Replay(replay, waited))))
+            }
+            _ => None,
+        }
     }
 
     /// Leads a flight for the key, or joins the one that is on.

@@ -319,6 +319,10 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
         let what = format!("{} is this proxy itself", target.authority());
         section.mistake("upstream", wrong(what, "name the server behind it"));
     }
+    if target.socket.as_deref().is_some_and(|socket| around.listen.iter().any(|listen| is_at(&listen.value, socket))) {
+        let what = "this socket is this proxy's own";
+        section.mistake("upstream", wrong(what, "name the socket of the server behind it"));
+    }
     let place = |key| (section.at(key), section.name(key));
     let name = is_named.then(|| place("name"));
     let matched =
@@ -344,6 +348,19 @@ fn client_certificates(section: &Section<'_>, around: &Around<'_>) {
 fn is_reached_by(host: &str, listen: SocketAddr) -> bool {
     let same = host.parse().map_or(listen.ip().is_loopback(), |ip: IpAddr| ip == listen.ip());
     address::is_loopback(host) && listen.port() != 0 && (listen.ip().is_unspecified() || same)
+}
+
+/// Whether this is where the listener's socket file lies, by whichever links and dots its folder is written.
+fn is_at(listen: &Listen, socket: &Path) -> bool {
+    let Listen::Unix(own) = listen else { return false };
+    place_of(own) == place_of(socket)
+}
+
+/// The folder as the system has it, as far as it is there, and the file's name.
+fn place_of(socket: &Path) -> PathBuf {
+    let whole = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned());
+    let folder = whole.parent().and_then(|folder| folder.canonicalize().ok());
+    folder.zip(whole.file_name()).map_or(whole.clone(), |(folder, name)| folder.join(name))
 }
 
 /// Refuses two routes of one name, and two that match the same: the later one would never see a request.

@@ -17,9 +17,10 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use super::error::{Kind, Problem};
+use crate::shutdown::Signal;
 use crate::upstream::ResponseBody;
 
 /// How much of an unwanted request body is read and thrown away, so that the client gets to see the refusal.
@@ -29,6 +30,12 @@ const DRAIN_TIME: Duration = Duration::from_secs(5);
 /// How long a client of HTTP/2 that asks whether to send its body (`Expect`) may wait for the answer. Longer than the
 /// second after which most clients send it anyway (RFC 9110 section 10.1.1).
 const EXPECT_TIME: Duration = Duration::from_secs(3);
+
+/// How long a stop lets a body arrive that nothing has been claimed for.
+const STOPPING_TIME: Duration = Duration::from_secs(2);
+/// How often the reader of a slow body looks whether a stop has begun. Waiting for the signal itself would take a lock of
+/// the process for every request.
+const LOOK_EVERY: Duration = Duration::from_millis(250);
 
 /// What breaks a response's body on its way to the client.
 pub type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -126,12 +133,47 @@ pub struct Whole {
     pub share: Share,
 }
 
+/// How long a body may take.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience<'a> {
+    /// In all.
+    pub within: Duration,
+    /// Once this is given, only a moment more.
+    pub stopping: &'a Signal,
+}
+
+/// Why a body was not waited for any longer.
+enum Late {
+    TimedOut,
+    Stopping,
+}
+
+impl Patience<'_> {
+    async fn wait<F: Future>(self, arriving: F) -> Result<F::Output, Late> {
+        let mut arriving = std::pin::pin!(arriving);
+        let end = Instant::now() + self.within;
+        let mut stop = None;
+        loop {
+            let next = end.min(Instant::now() + LOOK_EVERY);
+            if let Ok(output) = timeout_at(next, arriving.as_mut()).await {
+                return Ok(output);
+            }
+            if Instant::now() >= end {
+                return Err(Late::TimedOut);
+            }
+            if self.stopping.is_given() && *stop.get_or_insert(Instant::now() + STOPPING_TIME) <= Instant::now() {
+                return Err(Late::Stopping);
+            }
+        }
+    }
+}
+
 /// Reads a body to its end, within a size and a time. Request trailers of keyed requests are dropped.
 pub async fn read(
     head: &request::Parts,
     body: Incoming,
     max: usize,
-    within: Duration,
+    patience: Patience<'_>,
     budget: &Budget,
 ) -> Result<Whole, Problem> {
     let declared = body.size_hint().exact();
@@ -141,21 +183,29 @@ pub async fn read(
     }
     let mut share = budget.take(0).ok_or_else(overloaded)?;
     if declared == Some(0) {
+        settle(head).await;
         return Ok(Whole { bytes: Bytes::new(), share });
     }
     let mut body = begun(head, body).await?;
-    match tokio::time::timeout(within, collect(&mut body, max, &mut share)).await {
-        Ok(Ok(bytes)) => Ok(Whole { bytes, share }),
+    match patience.wait(collect(&mut body, max, &mut share)).await {
+        Ok(Ok(bytes)) => {
+            settle(head).await;
+            Ok(Whole { bytes, share })
+        }
         Ok(Err(problem)) => {
             drain(body.rest);
             Err(problem)
         }
-        Err(_) => Err(Problem::new(
+        Err(Late::TimedOut) => Err(Problem::new(
             Kind::BodyTimeout,
             format!(
                 "The request body did not arrive within {}; nothing was forwarded.",
-                humantime::format_duration(within)
+                humantime::format_duration(patience.within)
             ),
+        )),
+        Err(Late::Stopping) => Err(Problem::new(
+            Kind::Overloaded,
+            "The proxy is stopping, and the request body had not arrived; nothing was claimed or forwarded.",
         )),
     }
 }
@@ -174,6 +224,14 @@ async fn collect(body: &mut Arriving, max: usize, share: &mut Share) -> Result<B
         pieces.push(data);
     }
     Ok(pieces.into_bytes())
+}
+
+/// Gives way once before the end of a body is believed. A stream of HTTP/2 that its client has reset can look like one whose
+/// body has ended, or never began; the server looks for a reset whenever its service waits, and drops it then.
+pub async fn settle(head: &request::Parts) {
+    if head.version == Version::HTTP_2 {
+        tokio::task::yield_now().await;
+    }
 }
 
 /// A request body of which the beginning may be here already.

@@ -112,6 +112,17 @@ impl Kind {
         }
     }
 
+    /// The `type` in the member `error`. Stripe's SDK for Node takes every JSON object without such a member for a
+    /// success, whatever its status: a charge in doubt would pass for one that was made.
+    fn stripe_type(self) -> &'static str {
+        match self {
+            Kind::KeyReused | Kind::RequestInProgress => "idempotency_error",
+            Kind::OutcomeUnknown | Kind::ResponseNotRetained => "api_error",
+            _ if self.status().is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        }
+    }
+
     fn retry(self) -> Option<Retry> {
         match self {
             Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid | Kind::BodyTooLarge | Kind::ExpectationFailed => {
@@ -342,6 +353,8 @@ impl Problem {
         body.insert("type".into(), format!("urn:onceproxy:problem:{}", self.kind.word()).into());
         body.insert("title".into(), self.kind.title().into());
         body.insert("status".into(), status.as_u16().into());
+        let (kind, code) = (self.kind.stripe_type(), self.kind.word());
+        body.insert("error".into(), serde_json::json!({"type": kind, "code": code, "message": self.detail}));
         body.insert("detail".into(), self.detail.into());
         if let Some(retry) = self.retry {
             body.insert("retry".into(), retry.word().into());

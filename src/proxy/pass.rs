@@ -6,17 +6,18 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
-use http::{Request, StatusCode, Uri, request};
+use http::{Request, StatusCode, Uri, Version, request};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::task::JoinHandle;
 
 use super::Shared;
-use super::body::{self, Arriving, Body, Held};
+use super::body::{self, Arriving, Body, BodyError, Held};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus, Peer};
@@ -64,13 +65,18 @@ pub struct Passage<'a> {
 /// Forwards a request without protection.
 pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Passage<'_>) -> Result<Answer, Problem> {
     let progress = Progress::default();
+    let owed = Owed(progress.clone());
     let framing = framing(head, &body);
     let offer = Offer::of(head, body.is_there()).filter(|_| route.pool.can_switch());
     let body = match body {
-        Plain::Coming(body) if body.is_end_stream() => RequestBody::empty(),
+        Plain::Coming(body) if body.is_end_stream() => {
+            body::settle(head).await;
+            RequestBody::empty()
+        }
         Plain::Coming(body) => {
             let body = body::begun(head, body).await?;
-            RequestBody::stream(Watched { body, progress: progress.clone() })
+            let doubt = if head.version == Version::HTTP_2 { Doubt::Unasked } else { Doubt::None };
+            RequestBody::stream(Watched { body, progress: progress.clone(), doubt })
         }
         Plain::Read(bytes) => RequestBody::full(bytes),
     };
@@ -119,7 +125,8 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
             return Err(broken(head, Kind::OutcomeUnknownBroken, what));
         }
     };
-    let mut response = http::Response::new(Body::passing(body, route.config.abandon_after, passage.held));
+    let mut response =
+        http::Response::new(Body::passing(body, route.config.abandon_after, Box::new((owed, passage.held))));
     *response.status_mut() = parts.status;
     *response.headers_mut() = headers::from_upstream(&parts, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
@@ -214,6 +221,18 @@ struct Progress(Arc<AtomicU64>);
 /// What [`Progress`] counts to when the body broke.
 const BROKEN: u64 = u64::MAX;
 
+/// What it counts to when nobody is owed an answer any more.
+const ABANDONED: u64 = u64::MAX - 1;
+
+/// The answer that is owed to the client, until it has it or is gone.
+struct Owed(Progress);
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.0.0.store(ABANDONED, Ordering::Relaxed);
+    }
+}
+
 impl Progress {
     /// Whether it was the client's body that failed.
     fn is_broken(&self) -> bool {
@@ -234,28 +253,69 @@ impl Progress {
     }
 }
 
+/// Whether the end of a body may be none: in HTTP/2 the body of a request that its client has taken back can end in good
+/// order.
+#[derive(Debug)]
+enum Doubt {
+    /// It is the end.
+    None,
+    /// It has not come yet.
+    Unasked,
+    /// It has come, and is believed once this task has had its turn: the server's, to notice that the request is gone,
+    /// comes before it. A mere second look would not do, since hyper takes several in one turn.
+    Asked(JoinHandle<()>),
+}
+
+/// The client has taken its request back.
+#[derive(Debug, thiserror::Error)]
+#[error("the client took the request back before its body had ended")]
+struct TakenBack;
+
 /// A request body that says when it moves.
 struct Watched {
     body: Arriving,
     progress: Progress,
+    doubt: Doubt,
+}
+
+impl Watched {
+    /// The end, or the news that it is none.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if matches!(self.doubt, Doubt::Unasked) {
+            self.doubt = Doubt::Asked(tokio::spawn(std::future::ready(())));
+        }
+        if let Doubt::Asked(turn) = &mut self.doubt {
+            // It cannot fail.
+            let _ = ready!(Pin::new(turn).poll(cx));
+            self.doubt = Doubt::None;
+            if self.progress.0.load(Ordering::Relaxed) == ABANDONED {
+                return Poll::Ready(Some(Err(TakenBack.into())));
+            }
+        }
+        Poll::Ready(None)
+    }
 }
 
 impl http_body::Body for Watched {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        match &polled {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let polled = match self.doubt {
+            Doubt::Asked(_) => return self.poll_end(cx),
+            _ => Pin::new(&mut self.body).poll_frame(cx),
+        };
+        match polled {
             Poll::Ready(Some(Err(_))) => self.progress.0.store(BROKEN, Ordering::Relaxed),
+            Poll::Ready(None) => return self.poll_end(cx),
             Poll::Ready(_) => _ = self.progress.0.fetch_add(1, Ordering::Relaxed),
             Poll::Pending => {}
         }
-        polled
+        polled.map_err(Into::into)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        matches!(self.doubt, Doubt::None) && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -61,6 +61,10 @@ pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
     }
     check(request)?;
     let path = request.uri().path_and_query().cloned().ok_or(HeadFault::Target)?;
+    let asks_this_server = path == "*" && request.method() == Method::OPTIONS;
+    if !path.as_str().starts_with('/') && !asks_this_server {
+        return Err(HeadFault::Target);
+    }
     if request.uri().authority().is_some() {
         *request.uri_mut() = Uri::from(path);
     }

@@ -17,6 +17,7 @@ use self::link::{Endpoint, Link};
 use self::replies::{Claimed, Completed, Looked, Recorded};
 use self::scripts::{Call, Script, Scripts};
 use self::subscriber::Subscriptions;
+use self::wish::Wish;
 use super::report::Report;
 use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch, codec};
 use crate::config::store::{Backend, StoreConfig};
@@ -38,12 +39,15 @@ mod replies;
 mod scripts;
 mod subscriber;
 mod sweep;
+mod wish;
 
 /// In the index the claimed stand at this plus the end of their lease, the unknown at the moment they became so. Both
 /// stay below 2^53, where a score is exact. Named so in `record.lua` too.
 const CLAIMS_FROM: u64 = 1_000_000_000_000_000;
 /// Bodies up to this size come along with the claim's reply.
 const INLINE_BODY: usize = 64 * 1024;
+/// Records below this size are read at once; of others the head first, since Lua takes its time for every byte.
+const SMALL: usize = 2048;
 /// What even a full server is made to take: little more than a record needs without a body.
 const ALWAYS_KEPT: usize = 4096;
 /// The least that a server can be set to take in one piece (`proto-max-bulk-len`).
@@ -109,14 +113,8 @@ impl RedisStore {
         Limits::new(self.shared.timeout, self.shared.health.is_reachable())
     }
 
-    fn attempt<'a>(&self, script: &'a Script, claim: &'a Claim) -> Call<'a> {
-        Call::new(script, self.shared.keys.names(&claim.id, Some(claim.token)))
-            .arg(claim.token.as_bytes())
-            .fingerprint(&claim.fingerprint)
-            .number(u8::from(claim.quoted))
-            .number(millis(claim.lease))
-            .number(millis(claim.abandon_after))
-            .number(claim.unknown_retention.map_or(0, millis))
+    fn attempt<'a>(&self, script: &'a Script, claim: &Claim, wish: Wish<'a>) -> Call<'a> {
+        Call::new(script, self.shared.keys.names(&claim.id, Some(claim.token))).wish(wish)
     }
 
     async fn ask(&self, link: &Link, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
@@ -127,10 +125,10 @@ impl RedisStore {
         let limits = self.limits();
         health::admit_claim(&self.shared, &self.claims, limits).await?;
         for _ in 0..VANISHED_AT_MOST {
-            let call = self
-                .attempt(&self.shared.scripts.claim, claim)
-                .number(u8::from(claim.on_unknown == OnUnknown::Resend))
-                .number(INLINE_BODY as u64);
+            let mut call = self.attempt(&self.shared.scripts.claim, claim, Wish::claimed(claim));
+            if claim.on_unknown == OnUnknown::Resend {
+                call = call.number(1_u8);
+            }
             match Claimed::read(self.ask(&self.claims, call, limits).await?)? {
                 Claimed::Decided { reply, lapsed } => {
                     self.count_stale(&claim.id, lapsed);
@@ -149,10 +147,7 @@ impl RedisStore {
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         let limits = self.limits();
         for _ in 0..VANISHED_AT_MOST {
-            let call = Call::new(&self.shared.scripts.look, self.shared.keys.names(id, None))
-                .arg(b"")
-                .fingerprint(fingerprint)
-                .number(INLINE_BODY as u64);
+            let call = Call::new(&self.shared.scripts.look, self.shared.keys.names(id, None)).fingerprint(fingerprint);
             match Looked::read(self.ask(&self.claims, call, limits).await?)? {
                 Looked::Decided { reply, lapsed } => {
                     self.count_stale(id, lapsed);
@@ -204,11 +199,8 @@ impl RedisStore {
         let limits = self.limits();
         let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
         for _ in 0..VANISHED_AT_MOST {
-            let call = |script, body| {
-                with_response(self.attempt(script, claim).number(millis(retention)), Some(response), body)
-                    .number(INLINE_BODY as u64)
-            };
-            let (answer, kept) = self.write(scripts, response.body(), limits, call).await?;
+            let call = |script, whole| self.attempt(script, claim, Wish::completed(claim, response, retention, whole));
+            let (answer, kept) = self.write(scripts, Some(response), limits, call).await?;
             match Recorded::read(answer)? {
                 Recorded::Decided(CompleteReply::Stored) if !kept => {
                     return Ok(CompleteReply::WithoutBody { rewritten: false });
@@ -232,23 +224,25 @@ impl RedisStore {
     async fn write<'a, F>(
         &self,
         [if_room, always]: [&'a Script; 2],
-        body: Option<&'a Bytes>,
+        response: Option<&'a Response>,
         limits: Limits,
         call: F,
     ) -> Result<(Value, bool), StoreError>
     where
-        F: Fn(&'a Script, Option<&'a [u8]>) -> Call<'a>,
+        F: Fn(&'a Script, bool) -> Call<'a>,
     {
-        let Some(body) = body.filter(|body| body.len() > ALWAYS_KEPT) else {
-            return Ok((self.ask(&self.bodies, call(always, body.map(Bytes::as_ref)), limits).await?, true));
-        };
+        let body = response.and_then(Response::body).map_or(0, Bytes::len);
+        if body <= ALWAYS_KEPT {
+            return Ok((self.ask(&self.bodies, call(always, true), limits).await?, true));
+        }
+        let size = codec::HEAD + response.map_or(0, |response| response.fields().len()) + body;
         // A server that does not take it may cut the connection before its reason can be read.
-        let patience = if body.len() >= LEAST_BULK { limits.until_cut(2) } else { limits };
-        match self.ask(&self.bodies, call(if_room, Some(body)), patience).await {
+        let patience = if size >= LEAST_BULK { limits.until_cut(2) } else { limits };
+        match self.ask(&self.bodies, call(if_room, true), patience).await {
             Ok(answer) => Ok((answer, true)),
-            Err(no) if no.is_full || no.is_too_large || (body.len() >= LEAST_BULK && no.cuts > 1) => {
-                tracing::warn!(bytes = body.len(), error = %no.error, "a response is recorded without its body");
-                Ok((self.ask(&self.bodies, call(always, None), limits).await?, false))
+            Err(no) if no.is_full || no.is_too_large || (size >= LEAST_BULK && no.cuts > 1) => {
+                tracing::warn!(bytes = body, error = %no.error, "a response is recorded without its body");
+                Ok((self.ask(&self.bodies, call(always, false), limits).await?, false))
             }
             Err(no) => Err(no.error),
         }
@@ -261,11 +255,8 @@ impl RedisStore {
         response: Option<&Response>,
     ) -> Result<DoubtReply, StoreError> {
         let scripts = [&self.shared.scripts.doubt_if_room, &self.shared.scripts.doubt];
-        let call = |script, body| {
-            let call = self.attempt(script, claim).number(codec::reason_code(reason));
-            with_response(call, response, body)
-        };
-        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let call = |script, whole| self.attempt(script, claim, Wish::unknown(claim, reason, response, whole));
+        let (answer, _) = self.write(scripts, response, self.limits(), call).await?;
         replies::doubted(answer)
     }
 
@@ -276,26 +267,25 @@ impl RedisStore {
         finding: &Finding,
         force: bool,
     ) -> Result<ResolveReply, StoreError> {
-        let (response, retention) = match finding {
-            Finding::Executed { response, retention } => (Some(response), *retention),
-            Finding::NotExecuted => (None, Duration::ZERO),
+        let executed = match finding {
+            Finding::Executed { response, retention } => Some((response, *retention)),
+            Finding::NotExecuted => None,
         };
         let scripts = [&self.shared.scripts.resolve_if_room, &self.shared.scripts.resolve];
-        let call = |script, body| {
-            let call = Call::new(script, self.shared.keys.names(id, Some(token)))
-                .made(token.as_bytes().to_vec())
-                .number(u8::from(force))
-                .number(u8::from(response.is_some()))
-                .number(millis(retention));
-            with_response(call, response, body)
+        let call = |script, whole| {
+            let call = Call::new(script, self.shared.keys.names(id, Some(token))).token(token).number(u8::from(force));
+            match executed {
+                Some((response, retention)) => call.wish(Wish::found(response, retention, whole)),
+                None => call,
+            }
         };
-        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let (answer, _) = self.write(scripts, executed.map(|(response, _)| response), self.limits(), call).await?;
         replies::resolved(answer)
     }
 
     async fn forget(&self, id: &RecordId, token: Token, force: bool) -> Result<ForgetReply, StoreError> {
         let call = Call::new(&self.shared.scripts.forget, self.shared.keys.names(id, Some(token)))
-            .arg(token.as_bytes())
+            .token(token)
             .number(u8::from(force));
         replies::forgotten(self.ask(&self.claims, call, self.limits()).await?)
     }
@@ -333,19 +323,6 @@ impl RedisStore {
     }
 }
 
-/// Adds a response's arguments: status, fields, body and flags as in a record's head.
-fn with_response<'a>(call: Call<'a>, response: Option<&'a Response>, body: Option<&'a [u8]>) -> Call<'a> {
-    let flags = match (response, body) {
-        (None, _) => 0,
-        (Some(_), None) => codec::RESPONSE,
-        (Some(_), Some(_)) => codec::RESPONSE | codec::BODY,
-    };
-    call.number(response.map_or(0, Response::status))
-        .arg(response.map(|response| response.fields().as_ref()).unwrap_or_default())
-        .arg(body.unwrap_or_default())
-        .number(flags)
-}
-
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX).min(LONGEST_SPAN)
 }
@@ -380,7 +357,7 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
         Box::pin(async {
-            let call = self.attempt(&self.shared.scripts.renew, claim);
+            let call = self.attempt(&self.shared.scripts.renew, claim, Wish::claimed(claim));
             replies::renewed(self.ask(&self.claims, call, self.limits()).await?)
         })
     }
@@ -396,7 +373,7 @@ impl Store for RedisStore {
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
         Box::pin(async {
-            let call = self.attempt(&self.shared.scripts.release, claim);
+            let call = self.attempt(&self.shared.scripts.release, claim, Wish::claimed(claim));
             replies::released(self.ask(&self.claims, call, self.limits()).await?)
         })
     }

@@ -36,10 +36,13 @@ const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// A response head may have this many bytes.
 const MAX_HEAD: u32 = 256 * 1024;
-/// How long a connection in use is silent before it is asked whether the upstream is there, and how long the answer may
-/// take. A kernel's keepalive would not notice an upstream that hangs.
+/// How often a connection in use is asked whether the upstream is there, and how long the answer may take. A kernel's
+/// keepalive would not notice an upstream that hangs.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_ANSWER: Duration = Duration::from_secs(30);
+/// And if nothing of a response came since it was asked last: gRPC's servers end a connection, with all calls on it, for
+/// the third ping that comes less than five minutes after the one before.
+const PING_IN_SILENCE: Duration = Duration::from_secs(305);
 
 /// The shared connections of one pool.
 #[derive(Debug)]
@@ -65,6 +68,8 @@ struct Usage {
     since: Mutex<Instant>,
     /// Whether it takes no more requests.
     over: AtomicBool,
+    /// Whether something of a response came since the upstream was last asked whether it is there.
+    heard: AtomicBool,
 }
 
 impl Usage {
@@ -141,6 +146,7 @@ impl Sessions {
             streams: AtomicUsize::default(),
             since: Mutex::new(Instant::now()),
             over: AtomicBool::default(),
+            heard: AtomicBool::new(true),
         });
         let session = Session { sender, usage: usage.clone() };
         let idle = self.idle_timeout;
@@ -167,6 +173,7 @@ impl Sessions {
 
 /// Returns when the connection has been unused for too long, or its upstream does not answer.
 async fn watch(pings: &mut PingPong, usage: &Usage, idle: Duration) {
+    let mut asked = Instant::now();
     loop {
         match usage.idle_until(idle) {
             Some(end) if end <= Instant::now() => {
@@ -176,6 +183,13 @@ async fn watch(pings: &mut PingPong, usage: &Usage, idle: Duration) {
             Some(end) => sleep_until(end).await,
             None => {
                 sleep_until(Instant::now() + PING_EVERY.min(idle)).await;
+                let silent = asked.elapsed();
+                let due = silent >= PING_EVERY && usage.heard.load(Ordering::Relaxed) || silent >= PING_IN_SILENCE;
+                if !due {
+                    continue;
+                }
+                asked = Instant::now();
+                usage.heard.store(false, Ordering::Relaxed);
                 if !matches!(timeout(PING_ANSWER, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
                     return;
                 }
@@ -208,6 +222,7 @@ impl Stream {
         let mut upload = upload(sender, body);
         match response.await {
             Ok(response) => {
+                self.session.usage.heard.store(true, Ordering::Relaxed);
                 let (head, incoming) = response.into_parts();
                 Ok((head, StreamBody::new(incoming, upload.task(), self)))
             }
@@ -384,6 +399,9 @@ impl Body for StreamBody {
             Some(Ok(data)) => {
                 // The window's share is given back once the bytes have left for the client or the record.
                 let _ = self.incoming.flow_control().release_capacity(data.len());
+                if let Some((_, stream)) = &self.rest {
+                    stream.session.usage.heard.store(true, Ordering::Relaxed);
+                }
                 self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }

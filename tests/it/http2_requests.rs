@@ -165,12 +165,17 @@ async fn serve(
 ) {
     let (head, body) = request.into_parts();
     let (body, _) = whole(body).await;
-    let fails = head.uri.path().ends_with("/Fail");
+    let code = match head.uri.path().rsplit('/').next() {
+        Some("Fail") => Some("9"),
+        Some("Away") => Some("14"),
+        Some("Deny") => Some("7"),
+        _ => None,
+    };
     let _ = told.send((head, body));
     let answer = Response::builder().header("content-type", "application/grpc");
-    if fails {
+    if let Some(code) = code {
         // Trailers alone: the status of the call stands in the head.
-        let answer = answer.header("grpc-status", "9").header("grpc-message", "no%20funds").body(()).unwrap();
+        let answer = answer.header("grpc-status", code).header("grpc-message", "no%20funds").body(()).unwrap();
         respond.send_response(answer, true).unwrap();
         return;
     }
@@ -218,6 +223,25 @@ async fn a_unary_grpc_call_is_executed_once_and_replayed_whole() {
     assert_eq!((body.as_slice(), head.uri.path()), (CALL, "/shop.Payments/Charge"));
     assert_eq!(head.headers["te"], "trailers");
     assert_eq!(head.headers["grpc-timeout"], "10S");
+}
+
+/// HTTP says 200 to all of them; the key goes by what gRPC says.
+#[tokio::test]
+async fn a_grpc_code_decides_what_becomes_of_the_key() {
+    let mut service = Service::start().await;
+    let world = service.world().await;
+    let mut client = Client::open(&world).await;
+    let away = client.ask(call("Away", "k-1"), Some(CALL)).await;
+    assert_eq!((away.status.as_u16(), &away.fields["grpc-status"]), (200, &"14".parse().unwrap()), "{away:?}");
+    assert_eq!(away.fields["cache-status"], "onceproxy; fwd=miss; detail=outcome-unknown");
+    let held = client.ask(call("Away", "k-1"), Some(CALL)).await;
+    assert_eq!(held.status.as_u16(), 409, "{held:?}");
+    assert_eq!(service.calls().len(), 1);
+    for _ in 0..2 {
+        let denied = client.ask(call("Deny", "k-2"), Some(CALL)).await;
+        assert_eq!((denied.status.as_u16(), denied.is_replay()), (200, false), "{denied:?}");
+    }
+    assert_eq!(service.calls().len(), 2, "what was refused for its credentials may be sent again");
 }
 
 #[tokio::test]

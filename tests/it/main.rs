@@ -29,6 +29,7 @@ mod keys;
 mod keeping;
 mod replay;
 mod resend;
+mod stopping;
 mod streams;
 
 mod egress;
@@ -49,6 +50,7 @@ mod hops;
 mod listening;
 mod problems;
 mod raw_bytes;
+mod raw_frames;
 mod request_log;
 mod secrets;
 #[cfg(feature = "otel")]

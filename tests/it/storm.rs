@@ -22,8 +22,8 @@ use blows::{Blow, Kept, Planned};
 use log::Log;
 
 const LENGTH: Duration = Duration::from_secs(5);
-const ABANDON_AFTER: Duration = Duration::from_secs(3);
-const ROUTE: &str = "lease = \"1s\"\n timeout = \"1s\"\n abandon_after = \"3s\"\n wait_timeout = \"2s\"";
+const ABANDON_AFTER: Duration = Duration::from_secs(4);
+const ROUTE: &str = "lease = \"1s\"\n timeout = \"1s\"\n abandon_after = \"4s\"\n wait_timeout = \"2s\"";
 
 /// One kind of storm.
 struct Storm {
@@ -150,6 +150,14 @@ const LOGGED: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
 async fn the_promise_holds_on_two_proxies_and_a_redis_that_keeps_a_log() {
     let (store, kept, blows) = (Store::Redis, Kept::Everything, Storm::any_blows);
     judged(&Storm { name: "redis", store, proxies: 2, redis: LOGGED, kept, blows }).await;
+}
+
+/// With proxies that live, what is not recorded, or not handed back, has no excuse.
+#[tokio::test]
+async fn the_promise_holds_on_two_proxies_that_live_and_a_redis_that_is_struck() {
+    let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &blows::kinds(Store::Redis, 0), LENGTH, Vec::new());
+    let (store, kept) = (Store::Redis, Kept::Everything);
+    judged(&Storm { name: "redis alone", store, proxies: 2, redis: LOGGED, kept, blows }).await;
 }
 
 /// The blows of a storm with one restart of Redis that forgets.

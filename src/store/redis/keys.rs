@@ -20,14 +20,15 @@ impl Keys {
     /// The record; also the channel on which its changes are published.
     pub(super) fn record(&self, id: &RecordId) -> String {
         let mut key = String::new();
-        self.push_record(&mut key, id, ":r:");
+        let hex = Hex::of(id.hash());
+        self.push_record(&mut key, hex.text(), ":r:");
         key
     }
 
     /// The index of open records of a shard.
     pub(super) fn open_of(&self, shard: u16) -> String {
         let mut key = String::new();
-        self.push_shard(&mut key, shard.to_be_bytes()[1]);
+        self.push_shard(&mut key, &Hex::of(&shard.to_be_bytes()).text()[2..]);
         key.push_str(":open");
         key
     }
@@ -36,33 +37,35 @@ impl Keys {
     /// index of its shard, and the tombstone that stops the token from being granted again.
     pub(super) fn names(&self, id: &RecordId, token: Option<Token>) -> Names {
         let mut text = String::with_capacity(3 * self.prefix.len() + id.route().len() + 192);
-        self.push_record(&mut text, id, ":r:");
+        let hex = Hex::of(id.hash());
+        let hex = hex.text();
+        self.push_record(&mut text, hex, ":r:");
         let record = text.len();
-        self.push_shard(&mut text, id.hash()[0]);
+        self.push_shard(&mut text, &hex[..2]);
         text.push_str(":open");
         let open = text.len();
         if let Some(token) = token {
-            self.push_record(&mut text, id, ":t:");
+            self.push_record(&mut text, hex, ":t:");
             text.push(':');
-            push_hex(&mut text, token.as_bytes());
+            text.push_str(Hex::of(token.as_bytes()).text());
         }
         let tombstone = text.len();
         text.push_str(id.route());
         text.push(':');
-        push_hex(&mut text, id.hash());
+        text.push_str(hex);
         Names { text, ends: [record, open, tombstone], keys: if token.is_some() { 3 } else { 2 } }
     }
 
-    fn push_record(&self, key: &mut String, id: &RecordId, kind: &str) {
-        self.push_shard(key, id.hash()[0]);
+    fn push_record(&self, key: &mut String, hash: &str, kind: &str) {
+        self.push_shard(key, &hash[..2]);
         key.push_str(kind);
-        push_hex(key, id.hash());
+        key.push_str(hash);
     }
 
-    fn push_shard(&self, key: &mut String, shard: u8) {
+    fn push_shard(&self, key: &mut String, shard: &str) {
         key.push_str(&self.prefix);
         key.push_str(":{");
-        push_hex(key, &[shard]);
+        key.push_str(shard);
         key.push('}');
     }
 
@@ -114,14 +117,25 @@ impl Names {
     }
 }
 
-/// Adds at most 16 bytes.
-fn push_hex(out: &mut String, bytes: &[u8]) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = [0; 32];
-    for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
-        pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+/// At most 16 bytes as hex digits, without an allocation.
+struct Hex {
+    digits: [u8; 32],
+    length: usize,
+}
+
+impl Hex {
+    fn of(bytes: &[u8]) -> Hex {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut digits = [0; 32];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+            pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        }
+        Hex { digits, length: 2 * bytes.len() }
     }
-    out.push_str(std::str::from_utf8(&text[..bytes.len() * 2]).expect("hex digits are ASCII"));
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.digits[..self.length]).expect("hex digits are ASCII")
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! What the scripts answer, as the replies of the contract.
 //!
-//! A script answers with a list: a word, then numbers and sometimes a stored value. The two answers of nearly every first
-//! execution are one word without a list, which costs both sides least. Anything else is a fault of this program, never
+//! A script answers with a list: a word, then numbers and sometimes a stored value. The answers of nearly every first
+//! execution are a word without a list, which costs both sides least. Anything else is a fault of this program, never
 //! a guess.
 
 use std::time::Duration;
@@ -23,8 +23,7 @@ impl Reply {
     pub(super) fn open(value: Value) -> Result<(String, Reply), StoreError> {
         let parts = match value {
             Value::Array(parts) => parts,
-            Value::SimpleString(word) => return Ok((word, Reply(Vec::new().into_iter()))),
-            other => return Err(not_understood(&other)),
+            word => vec![word],
         };
         let mut reply = Reply(parts.into_iter());
         let word = reply.bytes()?;

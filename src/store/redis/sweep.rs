@@ -74,7 +74,7 @@ impl Sweep<'_> {
     async fn round(&mut self) -> Result<bool, StoreError> {
         let keys = &self.shared.keys;
         let call = Call::new(&self.shared.scripts.sweeper, Names::of_key(keys.sweeper()))
-            .made(self.name.to_string().into_bytes())
+            .token(self.name)
             .number(super::millis(SWEEPER_LEASE));
         let answer = self.ask(Question::Script(call)).await?;
         let [is_sweeper, now] = numbers(answer)?;

@@ -227,8 +227,8 @@ fn key_burnt(case: &Case<'_>) -> Option<Verdict> {
         .calls
         .iter()
         .find(|call| call.last && matches!(&call.seen, Seen::Problem(problem) if problem.kind == "outcome-unknown"))?;
-    let handed_back = |call: &&Call| terms.must_be_handed_back(call.proxy, call.sent, call.ended);
-    let burnt = case.executions.is_empty() && case.acts.is_empty() && case.calls.iter().all(|call| handed_back(&call));
+    let handed_back = |call: &Call| terms.must_be_handed_back(call.proxy, call.sent, call.ended);
+    let burnt = case.executions.is_empty() && case.acts.is_empty() && case.calls.iter().all(|call| handed_back(call));
     let evidence = format!("{}: it was never executed and could be handed back, but {unknown}", case.key);
     burnt.then_some(Verdict { fault: Fault::KeyBurnt, evidence })
 }

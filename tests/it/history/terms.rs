@@ -47,7 +47,7 @@ const CALM: Duration = Duration::from_secs(2);
 /// A grant that nobody uses is handed back by tries that become rarer. One of those after this time …
 const SOON: Duration = Duration::from_millis(700);
 /// … and before this one is certain, whatever the tries before it cost.
-const LATE: Duration = Duration::from_secs(4);
+const LATE: Duration = Duration::from_secs(5);
 
 impl Terms {
     /// Whether the store may have forgotten, before `later`, what it was told at `told` about an attempt of `begun`.

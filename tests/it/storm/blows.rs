@@ -60,7 +60,7 @@ impl Blow {
             Blow::PauseProxy(_) => ms(200) + dice.time(ms(1300)),
             Blow::FlushScripts | Blow::Snapshot => Duration::ZERO,
             Blow::RestartRedis => dice.time(ms(300)),
-            _ => ms(100) + dice.time(ms(900)),
+            _ => ms(100) + dice.time(ms(1300)),
         }
     }
 

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::task::JoinSet;
 
 use super::log::{Log, Wish};
 use crate::history::{Key, Left, Meaning, Seen};
+use crate::support::proxy::Proxy;
 use crate::support::{World, ms};
 
 /// How often a key is asked for that does not come to an end.
@@ -23,7 +25,7 @@ pub(super) async fn wait_for(world: &World, longest_attempt: Duration) {
     for _ in 0..LOOKS {
         let mut running = 0.0;
         for proxy in &world.proxies {
-            running += proxy.open_records("claimed").await.len() as f64;
+            running += open_records(proxy, "&state=claimed").await.len() as f64;
             running += proxy.metric("onceproxy_in_flight", &[]).await;
         }
         if running == 0.0 {
@@ -79,19 +81,24 @@ async fn bring_to_an_end(log: &Log, wish: Wish) -> Seen {
 
 /// What the operator's list shows of it all.
 pub(super) async fn left(world: &World) -> Vec<Left> {
-    let mut left = Vec::new();
+    let records = open_records(world.proxy(), "").await;
+    let text = |record: &Value, name: &str| record[name].as_str().expect(name).to_owned();
+    records.iter().map(|record| Left { record: text(record, "id"), state: text(record, "state") }).collect()
+}
+
+/// All open records of the callers, page by page. What a proxy tries at its start under a name of its own, and may leave
+/// for some seconds when it is killed, is none of them.
+async fn open_records(proxy: &Proxy, query: &str) -> Vec<Value> {
+    let mut records = Vec::new();
     let mut cursor = String::new();
     loop {
-        let answer = world.proxy().admin("GET", &format!("/records?limit=50{cursor}"), None).await;
+        let answer = proxy.admin("GET", &format!("/records?route=pay&limit=50{query}{cursor}"), None).await;
         assert_eq!(answer.status, 200, "{}", answer.shown());
         let json = answer.json();
-        for record in json["records"].as_array().expect("a list of records") {
-            let text = |name: &str| record[name].as_str().expect(name).to_owned();
-            left.push(Left { record: text("id"), state: text("state") });
-        }
+        records.extend_from_slice(json["records"].as_array().expect("a list of records"));
         match json["cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
-            None => return left,
+            None => return records,
         }
     }
 }
