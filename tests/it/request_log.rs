@@ -174,5 +174,5 @@ fn a_build_that_makes_no_traces_refuses_a_collector() {
         .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
-    assert!(said.contains("line 2: trace.otlp_endpoint") && said.contains("--features otel"), "{said}");
+    assert!(said.contains(":2: trace.otlp_endpoint") && said.contains("--features otel"), "{said}");
 }
