@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-load test-deploy test-celery test-clients bench check fmt clippy doc deps schema image static dist clean
+.PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -11,13 +11,16 @@ demo: ## Runs the proxy against a counting upstream, on the embedded disk store;
 build: ## The release binary, target/release/onceproxy.
 	$(CARGO) build --release --locked
 
-test: deps ## All tests, with real Redis servers; installs what they need.
+test: deps ## All tests, with real Redis and Postgres servers; installs what they need.
 	$(CARGO) test --locked --all-targets
 	$(CARGO) test --locked --doc
 	$(MAKE) test-deploy
 	$(MAKE) test-celery
 	$(MAKE) static
 	$(MAKE) test-clients
+
+test-stores: deps ## The stores as they are run in production, on real servers that the tests start: a part of `make test`.
+	$(CARGO) test --locked --test it -- topologies::
 
 test-load: build ## What many connections and large bodies cost, in the release binary; needs 12,000 open files a process.
 	./scripts/install-client-tools

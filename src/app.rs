@@ -26,7 +26,7 @@ use crate::upstream::TlsSetupError;
 mod preflight;
 mod reload;
 
-pub use preflight::{CheckError, Report, Weight, check_store};
+pub use preflight::{CheckError, PrepareError, Report, Weight, check_store, init_store};
 
 /// How long, after the drain's end, what was cut off may take to say so to the store, beyond the store's own timeout.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -268,7 +268,7 @@ async fn drain(config: &Config, shared: &Shared, signals: &Signals, told: &mut T
         () = told.stop() => tracing::warn!(attempts = shared.tasks.running(), "told to stop again, cutting off"),
     }
     shared.cut_off.give();
-    if timeout(config.store.timeout + LAST_WORDS, shared.tasks.finished()).await.is_err() {
+    if timeout(config.store.longest_operation() + LAST_WORDS, shared.tasks.finished()).await.is_err() {
         tracing::error!(attempts = shared.tasks.running(), "left behind without a word to the store");
     }
     // Their callers get the news if they read it now.

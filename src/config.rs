@@ -23,6 +23,7 @@ mod effective;
 mod egress;
 mod load;
 mod mistakes;
+mod postgres_url;
 mod presets;
 mod risks;
 mod route;

@@ -1,4 +1,5 @@
-//! `store`: what is done with the store itself, without a proxy. `check` tells whether the promise holds on it.
+//! `store`: what is done with the store itself, without a proxy. `check` tells whether the promise holds on it, `init`
+//! prepares what a store needs once.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -32,6 +33,24 @@ pub(super) struct Args {
 enum Command {
     /// Reports how a store is set up, what it permits, how long it takes, and whether the promise holds on it.
     Check(CheckArgs),
+    /// Makes what the store needs once: the schema in Postgres, also that of the second line. May be repeated.
+    Init(InitArgs),
+}
+
+const INIT_EXAMPLES: &str = "\
+Examples:
+  onceproxy store init --store postgres://owner:PASSWORD@db/onceproxy
+  onceproxy store init --config onceproxy.toml
+
+Run it as a user that may create a schema; the proxy itself needs fewer rights, which are printed. What is there already is
+left as it is.
+Exit codes: 0 the store is prepared, 1 it could not be, 2 wrong settings.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = INIT_EXAMPLES)]
+struct InitArgs {
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -51,6 +70,19 @@ struct CheckArgs {
 pub(super) fn run(args: Args) -> ExitCode {
     match args.command {
         Command::Check(args) => check(&args),
+        Command::Init(args) => init(&args),
+    }
+}
+
+fn init(args: &InitArgs) -> ExitCode {
+    let config = match args.store.load() {
+        Ok(loaded) => loaded,
+        Err(code) => return code,
+    };
+    match app::init_store(&config) {
+        Ok(lines) => print(&(lines.join("\n") + "\n")),
+        Err(error) if error.is_wrong_settings() => misuse(&chain(&error)),
+        Err(error) => fail(&chain(&error)),
     }
 }
 

@@ -77,8 +77,13 @@ fn differing(running: &Config, next: &Config) -> Vec<String> {
         settings.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
     };
     names.retain(|name| value(&before, name) != value(&after, name));
-    if !names.iter().any(|name| name == "store.url") && password(running) != password(next) {
-        names.push("store.url".to_owned());
+    for (name, before, after) in [
+        ("store.url", password(running), password(next)),
+        ("second_line.url", second_password(running), second_password(next)),
+    ] {
+        if !names.iter().any(|known| known == name) && before != after {
+            names.push(name.to_owned());
+        }
     }
     names
 }
@@ -101,8 +106,14 @@ fn settings(config: &Config) -> Vec<(String, Value)> {
 fn password(config: &Config) -> Option<&str> {
     match &config.store.backend {
         Backend::Redis(redis) => redis.password.as_ref().map(ExposeSecret::expose_secret),
-        _ => None,
+        Backend::Postgres(postgres) => postgres.password.as_ref().map(ExposeSecret::expose_secret),
+        Backend::Memory | Backend::Disk { .. } => None,
     }
+}
+
+fn second_password(config: &Config) -> Option<&str> {
+    let second = config.store.second_line.as_ref()?;
+    second.postgres.password.as_ref().map(ExposeSecret::expose_secret)
 }
 
 /// What a file holds, as far as it takes to notice a change: by content, since the files of a mounted Kubernetes

@@ -9,11 +9,12 @@ use std::time::Duration;
 use toml::Value;
 
 use super::address::print_upstream;
+use super::postgres_url;
 use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS};
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
 use super::statuses::Verdict;
-use super::store::{Backend, StoreConfig};
+use super::store::{Backend, SslMode, StoreConfig};
 use super::store_url::{self, MASK};
 use super::values::{print_duration, print_size, word};
 use super::{Config, ForwardKey, Route, Upstream};
@@ -80,6 +81,19 @@ fn store(page: &mut Page, store: &StoreConfig) {
         page.path("ca_file", tls.ca_file.as_deref());
         page.path("client_cert_file", tls.client.as_ref().map(|(cert, _)| cert.as_path()));
         page.path("client_key_file", tls.client.as_ref().map(|(_, key)| key.as_path()));
+    }
+    if let Backend::Postgres(postgres) = &store.backend
+        && postgres.sslmode != SslMode::Disable
+    {
+        page.path("ca_file", postgres.ca_file.as_deref());
+        page.path("client_cert_file", postgres.client.as_ref().map(|(cert, _)| cert.as_path()));
+        page.path("client_key_file", postgres.client.as_ref().map(|(_, key)| key.as_path()));
+    }
+    if let Some(second) = &store.second_line {
+        page.head("[second_line]");
+        page.text("url", postgres_url::print(&second.postgres));
+        page.duration("timeout", second.timeout);
+        page.path("ca_file", second.postgres.ca_file.as_deref());
     }
 }
 

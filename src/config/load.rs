@@ -230,7 +230,8 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
         &layers.outer("ONCEPROXY_ADMIN_LISTEN", "--admin-listen", flags.admin_listen.as_ref()),
         &layers.outer("ONCEPROXY_ADMIN_TOKEN", "--admin-token", None),
     );
-    let store = sections::store(root, &layers.outer("ONCEPROXY_STORE", "--store", flags.store.as_ref()));
+    let mut store = sections::store(root, &layers.outer("ONCEPROXY_STORE", "--store", flags.store.as_ref()));
+    store.second_line = sections::second_line(root, &store);
     same_address(root.report, &listen, &admin, admin_at);
     let egress = Arc::new(sections::egress(root));
     let upstream = layers.outer("ONCEPROXY_UPSTREAM", "--upstream", flags.upstream.as_ref());

@@ -8,7 +8,7 @@ use super::presets::Preset;
 use super::route::Made;
 use super::sections::DEFAULT_PREFIX;
 use super::statuses::Entry;
-use super::store::{Backend, StoreConfig};
+use super::store::{Backend, Postgres, SslMode, StoreConfig};
 use super::tree::Section;
 use super::{Egress, ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, address, store_url};
 
@@ -41,6 +41,25 @@ pub(super) fn of_store(section: &Section<'_>, store: &StoreConfig, at: &Origin) 
                 );
             }
         }
+        Backend::Postgres(postgres) => of_postgres(postgres, warn),
+    }
+}
+
+/// The risks of the second line.
+pub(super) fn of_second_line(section: &Section<'_>, postgres: &Postgres) {
+    of_postgres(postgres, |risk, remedy| section.warning("url", risk, remedy));
+}
+
+fn of_postgres(postgres: &Postgres, warn: impl Fn(&str, &str)) {
+    let elsewhere = !address::is_loopback(&postgres.host);
+    if elsewhere && postgres.sslmode == SslMode::Disable {
+        warn("records cross the network in clear", "write ?sslmode=verify-full in the URL");
+    }
+    if elsewhere && postgres.sslmode == SslMode::Require && postgres.ca_file.is_none() {
+        warn("nothing proves that the server is the right one", "write ?sslmode=verify-full, or set ca_file");
+    }
+    if store_url::is_mask(postgres.password.as_ref()) {
+        warn("the password is the mask of printed settings", "put the real password in its place");
     }
 }
 

@@ -12,10 +12,10 @@ use secrecy::SecretString;
 use super::address::{admin_listen, listen};
 use super::egress::{Egress, Hosts, allowed, tunnel};
 use super::mistakes::{Located, Origin, Report, Wrong, wrong};
-use super::store::{Backend, RedisTls, StoreConfig};
+use super::store::{Backend, Postgres, RedisTls, SecondLine, SslMode, StoreConfig};
 use super::tree::{Section, shown};
 use super::values::{at_least, choice, count, duration, size};
-use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, risks, store_url};
+use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, postgres_url, risks, store_url};
 
 /// The words of `log.level`.
 pub(super) const LEVELS: [(&str, LogLevel); 5] = [
@@ -244,12 +244,18 @@ pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
     let tls = redis_tls(&mut section);
     match &mut url.value {
         Backend::Redis(redis) if redis.tls.is_some() => redis.tls = Some(tls),
+        Backend::Postgres(postgres) if postgres.sslmode != SslMode::Disable => {
+            (postgres.ca_file, postgres.client) = (tls.ca_file, tls.client);
+        }
         _ if wrongly_given => {}
         _ => {
             for key in ["ca_file", "client_cert_file", "client_key_file"].into_iter().filter(|key| section.has(key)) {
                 section.mistake(
                     key,
-                    wrong("the store is not reached by TLS", "take it out, or write rediss:// in the store's URL"),
+                    wrong(
+                        "the store is not reached by TLS",
+                        "take it out, or write rediss:// (Postgres: ?sslmode=verify-full) in the store's URL",
+                    ),
                 );
             }
         }
@@ -259,11 +265,61 @@ pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
         timeout: section.duration("timeout", MOMENT, Duration::from_secs(1)),
         prefix: section.text("prefix", prefix).map_or_else(|| DEFAULT_PREFIX.to_owned(), |located| located.value),
         allow_eviction: section.flag("allow_eviction", false),
+        second_line: None,
     };
+    if matches!(config.backend, Backend::Postgres(_)) && !names_a_schema(&config.prefix) {
+        section.mistake("prefix", wrong(format!("{:?} cannot name a schema", config.prefix), SCHEMA));
+    }
     risks::of_store(&section, &config, &url.at);
     section.finish();
     config
 }
+
+/// Reads `[second_line]`, which stands behind the store that was read before.
+pub(super) fn second_line(root: &mut Section<'_>, store: &StoreConfig) -> Option<SecondLine> {
+    let mut section = root.section("second_line");
+    let url = section.text("url", |text| match text.split_once(':') {
+        Some(("postgres" | "postgresql", rest)) => postgres_url::parse(rest),
+        _ => Err(wrong("the second line is a Postgres", "write postgres://USER:PASSWORD@HOST/DATABASE")),
+    });
+    let timeout = section.duration("timeout", MOMENT, Duration::from_secs(1));
+    let ca_file = section.path("ca_file");
+    if !section.has("url") {
+        for key in ["timeout", "ca_file"].into_iter().filter(|key| section.has(key)) {
+            section.mistake(key, wrong("there is no second line", "give its url, or take this out"));
+        }
+    }
+    let line = url.map(|url| {
+        let mut postgres: Postgres = url.value;
+        match (postgres.sslmode, ca_file) {
+            (SslMode::Disable, Some(_)) => {
+                let what = wrong("the second line is not reached by TLS", "take it out, or write ?sslmode=verify-full");
+                section.mistake("ca_file", what);
+            }
+            (_, file) => postgres.ca_file = file,
+        }
+        if !matches!(store.backend, Backend::Redis(_)) {
+            let what =
+                wrong("a second line stands behind Redis alone", "take it out, or set store.url to redis://HOST");
+            section.mistake("url", what);
+        }
+        if !names_a_schema(&store.prefix) {
+            let what = format!("store.prefix {:?} cannot name a schema", store.prefix);
+            section.mistake("url", wrong(what, SCHEMA));
+        }
+        risks::of_second_line(&section, &postgres);
+        SecondLine { postgres, timeout }
+    });
+    section.finish();
+    line
+}
+
+/// Whether Postgres takes a prefix for the name of a schema: it cuts long ones off, and keeps `pg_` to itself.
+fn names_a_schema(prefix: &str) -> bool {
+    prefix.len() <= 63 && !prefix.starts_with("pg_")
+}
+
+const SCHEMA: &str = "at most 63 characters, and not pg_ at the beginning";
 
 /// The prefix that every deployment has which does not set one.
 pub(super) const DEFAULT_PREFIX: &str = "once";

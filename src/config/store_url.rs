@@ -8,12 +8,13 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::host_and_port;
 use super::mistakes::{Wrong, wrong};
+use super::postgres_url;
 use super::store::{Backend, Redis, RedisTls};
 
 /// What stands where a secret stood.
 pub(super) const MASK: &str = "***";
 
-const KINDS: &str = "write \"memory:\", \"disk:DIR\", \"redis://HOST\" or \"rediss://HOST\"";
+const KINDS: &str = "write \"memory:\", \"disk:DIR\", \"redis://HOST\", \"rediss://HOST\" or \"postgres://USER:PASSWORD@HOST/DATABASE\"";
 const REDIS: &str = "write redis://[USER:PASSWORD@]HOST[:PORT][/DB], with odd characters of the password as %XX";
 
 /// Parses the URL of a store.
@@ -27,7 +28,8 @@ pub(super) fn parse(text: &str) -> Result<Backend, Wrong> {
         "disk" => disk(rest),
         "redis" => redis(rest, None),
         "rediss" => redis(rest, Some(RedisTls::default())),
-        "redis+sentinel" | "redis+cluster" | "postgres" | "postgresql" => {
+        "postgres" | "postgresql" => postgres_url::parse(rest).map(Backend::Postgres),
+        "redis+sentinel" | "redis+cluster" => {
             Err(wrong(format!("{scheme}:// is not supported by this version"), KINDS))
         }
         _ => Err(wrong("there is no store of this kind", KINDS)),
@@ -80,9 +82,11 @@ fn redis(rest: &str, tls: Option<RedisTls>) -> Result<Backend, Wrong> {
     Ok(Backend::Redis(Redis { host, port, db, username, password, tls }))
 }
 
-type Credentials = (Option<String>, Option<SecretString>);
+/// A user and a password.
+pub(super) type Credentials = (Option<String>, Option<SecretString>);
 
-fn credentials(text: &str) -> Result<Credentials, Wrong> {
+/// The user and the password before an `@`.
+pub(super) fn credentials(text: &str) -> Result<Credentials, Wrong> {
     let Some((user, password)) = text.split_once(':') else {
         return Err(wrong("a user without a password", "write USER:PASSWORD@, or :PASSWORD@ for the default user"));
     };
@@ -97,7 +101,7 @@ fn credentials(text: &str) -> Result<Credentials, Wrong> {
     Ok(((!user.is_empty()).then_some(user), Some(password.into())))
 }
 
-fn percent_decode(text: &str) -> Option<String> {
+pub(super) fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -112,7 +116,7 @@ fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-fn percent_encode(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
         match byte {
@@ -135,6 +139,7 @@ pub(super) fn print(backend: &Backend) -> String {
             let host = if redis.host.contains(':') { format!("[{}]", redis.host) } else { redis.host.clone() };
             format!("{scheme}://{user}{host}:{}/{}", redis.port, redis.db)
         }
+        Backend::Postgres(postgres) => postgres_url::print(postgres),
     }
 }
 

@@ -189,7 +189,7 @@ fn decode_response(status: u16, flags: u8, fields: Bytes, body: Bytes) -> Result
     Response::from_parts(status, fields, body).map(Some).map_err(|_| DAMAGED)
 }
 
-fn reason_code(reason: Reason) -> u8 {
+pub(crate) fn reason_code(reason: Reason) -> u8 {
     let position = Reason::ALL.iter().position(|r| *r == reason).unwrap_or(0);
     u8::try_from(position + 1).unwrap_or(1)
 }

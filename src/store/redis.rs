@@ -29,7 +29,7 @@ use crate::record::{
 
 mod ask;
 #[cfg(test)]
-mod differential;
+pub(super) mod differential;
 mod facts;
 mod health;
 mod keys;

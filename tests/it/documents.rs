@@ -109,7 +109,7 @@ fn every_metric_that_a_page_names_is_there() {
 }
 
 /// The headings of docs/configuration.md and the sections of a file.
-const SECTIONS: [(&str, &str); 8] = [
+const SECTIONS: [(&str, &str); 9] = [
     ("## Top of the file", ""),
     ("## `[tls]`", "[tls]"),
     ("## `[limits]`", "[limits]"),
@@ -117,6 +117,7 @@ const SECTIONS: [(&str, &str); 8] = [
     ("## `[admin]`", "[admin]"),
     ("## `[egress]`", "[egress]"),
     ("## `[store]`", "[store]"),
+    ("## `[second_line]`", "[second_line]"),
     ("## `[[route]]`", "[[route]]"),
 ];
 

@@ -24,7 +24,8 @@ const MAY_USE: &[(&str, &[&str])] = &[
 const STEPS: [&str; 7] = ["route", "key", "fingerprint", "claim", "forward", "record", "respond"];
 
 /// The files in which a back-end's driver may be named.
-const DRIVERS: &[(&str, &str)] = &[("redb", "src/store/disk"), ("redis", "src/store/redis")];
+const DRIVERS: &[(&str, &str)] =
+    &[("redb", "src/store/disk"), ("redis", "src/store/redis"), ("tokio_postgres", "src/store/postgres")];
 
 fn sources() -> Vec<(PathBuf, String)> {
     fn walk(folder: &Path, found: &mut Vec<(PathBuf, String)>) {

@@ -18,6 +18,7 @@ mod admin;
 mod commands;
 mod contract;
 mod disk;
+mod postgres_server;
 mod redis_server;
 mod redis_store;
 mod store_check;
@@ -55,3 +56,4 @@ mod secrets;
 mod vectors;
 
 mod storm;
+mod topologies;

@@ -71,11 +71,14 @@ enum Verdict {
     Either,
 }
 
+/// Makes frames that may carry these fields, the key, among their others.
+type Frames = dyn Fn(&[Field<'_>]) -> Vec<u8>;
+
 struct Case {
     name: String,
     verdict: Verdict,
     /// What is sent on stream 1, given the fields of a key.
-    frames: Box<dyn Fn(&[Field<'_>]) -> Vec<u8>>,
+    frames: Box<Frames>,
 }
 
 fn case(name: &str, verdict: Verdict, frames: impl Fn(&[Field<'_>]) -> Vec<u8> + 'static) -> Case {

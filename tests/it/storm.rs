@@ -32,6 +32,8 @@ struct Storm {
     proxies: usize,
     /// Arguments of the Redis server.
     redis: &'static [&'static str],
+    /// Whether a Postgres stands behind it.
+    second_line: bool,
     /// What a restart leaves of the store.
     kept: Kept,
     blows: fn(&mut Dice, &Storm) -> Vec<Planned>,
@@ -59,6 +61,7 @@ async fn run(storm: &Storm, seed: u64) -> (History, World) {
     println!("{}: ONCEPROXY_STORM_SEED={seed}", storm.name);
     let mut dice = Dice::new(seed);
     let builder = World::build(storm.store).proxies(storm.proxies).relayed().redis(storm.redis);
+    let builder = if storm.second_line { builder.second_line() } else { builder };
     let mut world = builder.route(ROUTE).store("timeout = \"500ms\"").start().await;
     let clients = callers::plan(&mut dice, storm.proxies, LENGTH);
     let plan = (storm.blows)(&mut dice, storm);
@@ -135,13 +138,13 @@ async fn judged(storm: &Storm) {
 async fn the_promise_holds_on_memory_while_the_proxy_lives() {
     let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &[Blow::PauseProxy(0)], LENGTH, Vec::new());
     let (store, kept) = (Store::Memory, Kept::InProcess);
-    judged(&Storm { name: "memory", store, proxies: 1, redis: &[], kept, blows }).await;
+    judged(&Storm { name: "memory", store, proxies: 1, redis: &[], second_line: false, kept, blows }).await;
 }
 
 #[tokio::test]
 async fn the_promise_holds_on_disk() {
     let (store, kept, blows) = (Store::Disk, Kept::Everything, Storm::any_blows);
-    judged(&Storm { name: "disk", store, proxies: 1, redis: &[], kept, blows }).await;
+    judged(&Storm { name: "disk", store, proxies: 1, redis: &[], second_line: false, kept, blows }).await;
 }
 
 const LOGGED: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
@@ -149,7 +152,28 @@ const LOGGED: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
 #[tokio::test]
 async fn the_promise_holds_on_two_proxies_and_a_redis_that_keeps_a_log() {
     let (store, kept, blows) = (Store::Redis, Kept::Everything, Storm::any_blows);
-    judged(&Storm { name: "redis", store, proxies: 2, redis: LOGGED, kept, blows }).await;
+    judged(&Storm { name: "redis", store, proxies: 2, redis: LOGGED, second_line: false, kept, blows }).await;
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_two_proxies_and_a_postgres() {
+    let (store, kept, blows) = (Store::Postgres, Kept::Everything, Storm::any_blows);
+    judged(&Storm { name: "postgres", store, proxies: 2, redis: &[], second_line: false, kept, blows }).await;
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_a_redis_that_forgets_with_a_second_line() {
+    let blows = |dice: &mut Dice, storm: &Storm| {
+        let mut kinds = blows::kinds(storm.store, storm.proxies);
+        kinds.extend([Blow::RestartRedis, Blow::PausePostgres, Blow::RestartPostgres]);
+        let from = ms(2000) + dice.time(ms(1000));
+        let certain = vec![Planned { blow: Blow::RestartRedis, from, until: from + ms(100) }];
+        blows::plan(dice, &kinds, LENGTH, certain)
+    };
+    // Redis itself keeps nothing at a restart; the two together keep everything.
+    let (store, kept) = (Store::Redis, Kept::Everything);
+    let name = "redis without persistence, and a second line";
+    judged(&Storm { name, store, proxies: 2, redis: &[], second_line: true, kept, blows }).await;
 }
 
 /// With proxies that live, what is not recorded, or not handed back, has no excuse.
@@ -157,7 +181,7 @@ async fn the_promise_holds_on_two_proxies_and_a_redis_that_keeps_a_log() {
 async fn the_promise_holds_on_two_proxies_that_live_and_a_redis_that_is_struck() {
     let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &blows::kinds(Store::Redis, 0), LENGTH, Vec::new());
     let (store, kept) = (Store::Redis, Kept::Everything);
-    judged(&Storm { name: "redis alone", store, proxies: 2, redis: LOGGED, kept, blows }).await;
+    judged(&Storm { name: "redis alone", store, proxies: 2, redis: LOGGED, second_line: false, kept, blows }).await;
 }
 
 /// The blows of a storm with one restart of Redis that forgets.
@@ -200,7 +224,8 @@ async fn forgets_exactly_what_is_documented(storm: &Storm) {
 async fn a_redis_without_persistence_forgets_at_a_restart_what_was_before_it_and_nothing_else() {
     let blows = |dice: &mut Dice, _: &Storm| one_restart(dice, false);
     let (store, kept) = (Store::Redis, Kept::Nothing);
-    let storm = Storm { name: "redis, restarted empty", store, proxies: 2, redis: &[], kept, blows };
+    let storm =
+        Storm { name: "redis, restarted empty", store, proxies: 2, redis: &[], second_line: false, kept, blows };
     forgets_exactly_what_is_documented(&storm).await;
 }
 
@@ -208,7 +233,15 @@ async fn a_redis_without_persistence_forgets_at_a_restart_what_was_before_it_and
 async fn a_redis_with_snapshots_forgets_what_came_after_the_last_and_nothing_else() {
     let blows = |dice: &mut Dice, _: &Storm| one_restart(dice, true);
     let (store, kept) = (Store::Redis, Kept::Nothing);
-    let storm = Storm { name: "redis, restarted from a snapshot", store, proxies: 2, redis: &[], kept, blows };
+    let storm = Storm {
+        name: "redis, restarted from a snapshot",
+        store,
+        proxies: 2,
+        redis: &[],
+        second_line: false,
+        kept,
+        blows,
+    };
     forgets_exactly_what_is_documented(&storm).await;
 }
 
@@ -219,6 +252,6 @@ async fn a_memory_store_forgets_with_its_process_and_nothing_else() {
         vec![Planned { blow: Blow::KillProxy(0), from, until: from + ms(100) }]
     };
     let (store, kept) = (Store::Memory, Kept::InProcess);
-    let storm = Storm { name: "memory, killed", store, proxies: 1, redis: &[], kept, blows };
+    let storm = Storm { name: "memory, killed", store, proxies: 1, redis: &[], second_line: false, kept, blows };
     forgets_exactly_what_is_documented(&storm).await;
 }

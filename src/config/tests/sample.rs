@@ -51,7 +51,7 @@ fn it_loads_without_a_warning() {
 fn it_names_every_key_that_is_known() {
     let report = Report::default();
     load_with(&Sources::text(SAMPLE), &report).unwrap();
-    let sections = ["tls", "limits", "log", "admin", "egress", "store", "route", "route.fingerprint"];
+    let sections = ["tls", "limits", "log", "admin", "egress", "store", "second_line", "route", "route.fingerprint"];
     let known: BTreeSet<_> = report.known_keys().into_iter().filter(|key| !sections.contains(&key.as_str())).collect();
     let named: BTreeSet<_> = lines().into_iter().map(|line| line.key).collect();
     assert!(known.len() > 50);
@@ -83,6 +83,13 @@ fn every_key_that_is_commented_out_can_be_taken_in() {
             }
             _ if key.ends_with(".client_cert_file") && n == number + 1 => line.trim_start_matches('#').to_owned(),
             _ if key.ends_with(".client_key_file") && n + 1 == number => line.trim_start_matches('#').to_owned(),
+            // A second line stands behind Redis; only TLS has a CA file.
+            _ if key.starts_with("second_line.") && line.starts_with("url = \"disk:") => {
+                "url = \"redis://redis.example\"".to_owned()
+            }
+            _ if key.starts_with("second_line.") && line.starts_with("#url = \"postgres:") => {
+                "url = \"postgres://onceproxy@db.internal/onceproxy?sslmode=require\"".to_owned()
+            }
             // Only TLS has them.
             _ if key.starts_with("store.") && line.starts_with("url = ") => {
                 "url = \"rediss://redis.example\"".to_owned()

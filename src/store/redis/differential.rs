@@ -23,7 +23,7 @@ use redis_server::RedisServer;
 const CLOCK: &str = "local now = tonumber(redis.call('GET', 'clock'))\n";
 
 #[derive(Clone, Debug)]
-enum Operation {
+pub(in crate::store) enum Operation {
     Claim(Attempt),
     Look { print: u8 },
     Renew(Attempt),
@@ -36,7 +36,7 @@ enum Operation {
 }
 
 #[derive(Clone, Debug)]
-struct Attempt {
+pub(in crate::store) struct Attempt {
     token: u8,
     print: u8,
     quoted: bool,
@@ -47,20 +47,20 @@ struct Attempt {
 }
 
 #[derive(Clone, Debug)]
-struct Answered {
+pub(in crate::store) struct Answered {
     status: u16,
     body: Option<usize>,
 }
 
 impl Answered {
-    fn response(&self) -> Response {
+    pub(in crate::store) fn response(&self) -> Response {
         let fields = [(&b"x"[..], &b"\x00\xff"[..])];
         Response::new(self.status, fields, [], self.body.map(|size| Bytes::from(vec![b'b'; size])))
     }
 }
 
 impl Attempt {
-    fn claim(&self, id: &RecordId) -> Claim {
+    pub(in crate::store) fn claim(&self, id: &RecordId) -> Claim {
         // Prints of two policies: the first bit is the policy, the rest the digest.
         Claim {
             id: id.clone(),
@@ -75,11 +75,11 @@ impl Attempt {
     }
 }
 
-fn token(number: u8) -> Token {
+pub(in crate::store) fn token(number: u8) -> Token {
     Token::from_bytes([number + 1; 16])
 }
 
-fn print(number: u8) -> Fingerprint {
+pub(in crate::store) fn print(number: u8) -> Fingerprint {
     Fingerprint { policy: [number & 1; 4], digest: [number >> 1; 32] }
 }
 
@@ -128,7 +128,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     .boxed()
 }
 
-fn steps() -> impl Strategy<Value = Vec<(u64, Operation)>> {
+pub(in crate::store) fn steps() -> impl Strategy<Value = Vec<(u64, Operation)>> {
     let step = || prop_oneof![3 => Just(0), 3 => span()];
     let any = || proptest::collection::vec((step(), operation()), 1..24);
     // What chance alone seldom brings about: a record that is unknown, or taken over, by attempts that go on.
@@ -157,8 +157,8 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Operation)>> {
 
 /// The pure rules, with the tombstones of one record.
 #[derive(Default)]
-struct Model {
-    record: Option<Record>,
+pub(in crate::store) struct Model {
+    pub(in crate::store) record: Option<Record>,
     tombstones: Vec<Token>,
 }
 
@@ -291,7 +291,7 @@ impl Bench {
     }
 }
 
-fn finding(executed: Option<&(Answered, u64)>) -> Finding {
+pub(in crate::store) fn finding(executed: Option<&(Answered, u64)>) -> Finding {
     match executed {
         None => Finding::NotExecuted,
         Some((answered, keep)) => {
@@ -300,7 +300,7 @@ fn finding(executed: Option<&(Answered, u64)>) -> Finding {
     }
 }
 
-fn expect(model: &mut Model, id: &RecordId, operation: &Operation, now: Timestamp) -> String {
+pub(in crate::store) fn expect(model: &mut Model, id: &RecordId, operation: &Operation, now: Timestamp) -> String {
     match operation {
         Operation::Claim(a) => {
             let claim = a.claim(id);
@@ -342,7 +342,7 @@ fn expect(model: &mut Model, id: &RecordId, operation: &Operation, now: Timestam
     }
 }
 
-fn said<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String {
+pub(in crate::store) fn said<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String {
     text(&answer.unwrap())
 }
 

@@ -31,6 +31,10 @@ pub(super) enum Blow {
     FillRedis,
     /// `kill -9` of Redis, and started again with what its persistence kept.
     RestartRedis,
+    /// Postgres stands still.
+    PausePostgres,
+    /// `kill -9` of Postgres, and started again.
+    RestartPostgres,
     /// A snapshot is written: the last thing that a restart without a log remembers.
     Snapshot,
 }
@@ -40,6 +44,7 @@ pub(super) enum Blow {
 enum Target {
     Proxy(usize),
     Redis,
+    Postgres,
     Relay,
 }
 
@@ -48,6 +53,7 @@ impl Blow {
         match self {
             Blow::KillProxy(n) | Blow::PauseProxy(n) => Target::Proxy(n),
             Blow::CutRelay | Blow::HangRelay | Blow::LoseReply(_) => Target::Relay,
+            Blow::PausePostgres | Blow::RestartPostgres => Target::Postgres,
             Blow::PauseRedis | Blow::FlushScripts | Blow::FillRedis | Blow::RestartRedis | Blow::Snapshot => {
                 Target::Redis
             }
@@ -59,7 +65,7 @@ impl Blow {
             Blow::KillProxy(_) => dice.time(ms(400)),
             Blow::PauseProxy(_) => ms(200) + dice.time(ms(1300)),
             Blow::FlushScripts | Blow::Snapshot => Duration::ZERO,
-            Blow::RestartRedis => dice.time(ms(300)),
+            Blow::RestartRedis | Blow::RestartPostgres => dice.time(ms(300)),
             _ => ms(100) + dice.time(ms(1300)),
         }
     }
@@ -71,7 +77,12 @@ impl Blow {
             Blow::PauseRedis => world.redis().pause(),
             Blow::CutRelay => world.relay().cut(),
             Blow::HangRelay => world.relay().hang(),
-            Blow::LoseReply(how) => world.relay().lose_reply_to(":r:", how),
+            Blow::LoseReply(how) => {
+                let of_a_record = if world.redis.is_some() { ":r:" } else { ".records" };
+                world.relay().lose_reply_to(of_a_record, how);
+            }
+            Blow::PausePostgres => world.postgres.as_ref().expect("a Postgres").pause(),
+            Blow::RestartPostgres => world.postgres.as_mut().expect("a Postgres").kill(),
             Blow::FlushScripts => drop(world.redis().command(&["SCRIPT", "FLUSH"]).await),
             Blow::FillRedis => drop(world.redis().command(&["CONFIG", "SET", "maxmemory", "1"]).await),
             Blow::RestartRedis => world.redis.as_mut().expect("a Redis").kill(),
@@ -88,6 +99,8 @@ impl Blow {
             Blow::LoseReply(_) => world.relay().lose_nothing(),
             Blow::FillRedis => drop(world.redis().command(&["CONFIG", "SET", "maxmemory", "0"]).await),
             Blow::RestartRedis => world.redis.as_mut().expect("a Redis").restart().await,
+            Blow::PausePostgres => world.postgres.as_ref().expect("a Postgres").resume(),
+            Blow::RestartPostgres => world.postgres.as_mut().expect("a Postgres").restart(),
             Blow::FlushScripts | Blow::Snapshot => {}
         }
     }
@@ -119,6 +132,8 @@ impl Blow {
                     Kept::Everything => {}
                 }
             }
+            // A crash of Postgres keeps all that was answered.
+            Blow::PausePostgres | Blow::RestartPostgres => terms.outages.push(lasted),
             Blow::PauseRedis | Blow::CutRelay | Blow::HangRelay | Blow::LoseReply(_) => terms.outages.push(lasted),
         }
     }
@@ -197,8 +212,12 @@ pub(super) fn kinds(store: Store, proxies: usize) -> Vec<Blow> {
     for n in 0..proxies {
         kinds.extend([Blow::KillProxy(n), Blow::KillProxy(n), Blow::PauseProxy(n)]);
     }
+    let losses = [LostReply::Cut, LostReply::Silence, LostReply::Half].map(Blow::LoseReply);
+    if store == Store::Postgres {
+        kinds.extend(losses);
+        kinds.extend([Blow::CutRelay, Blow::HangRelay, Blow::PausePostgres, Blow::RestartPostgres]);
+    }
     if store == Store::Redis {
-        let losses = [LostReply::Cut, LostReply::Silence, LostReply::Half].map(Blow::LoseReply);
         let troubles = [Blow::PauseRedis, Blow::CutRelay, Blow::HangRelay, Blow::FlushScripts, Blow::FillRedis];
         kinds.extend(losses.into_iter().chain(troubles).chain([Blow::RestartRedis, Blow::RestartRedis]));
     }

@@ -5,11 +5,15 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use onceproxy::config::store::{Backend, Postgres, SslMode, StoreConfig};
+
 use super::client::{Answer, Pending, Request};
 use super::proxy::Proxy;
 use super::redis::RedisServer;
 use super::relay::Relay;
 use super::upstream::Upstream;
+use crate::contract;
+use crate::postgres_server::{ADMIN, DATABASE, PostgresServer};
 
 /// Which store a scenario runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +21,8 @@ pub(crate) enum Store {
     Memory,
     Disk,
     Redis,
+    /// A server of its own.
+    Postgres,
 }
 
 impl Store {
@@ -64,6 +70,7 @@ pub(crate) struct Builder {
     more: String,
     proxies: usize,
     relayed: bool,
+    second_line: bool,
     upstream_closed: bool,
     redis: &'static [&'static str],
 }
@@ -117,6 +124,12 @@ impl Builder {
         self
     }
 
+    /// With a Postgres of its own as second line.
+    pub(crate) fn second_line(mut self) -> Builder {
+        self.second_line = true;
+        self
+    }
+
     /// With an upstream that refuses connections until it is opened.
     pub(crate) fn upstream_closed(mut self) -> Builder {
         self.upstream_closed = true;
@@ -128,28 +141,41 @@ impl Builder {
         let folder = tempfile::tempdir().unwrap();
         let upstream = if self.upstream_closed { Upstream::closed() } else { Upstream::start() };
         let redis = if self.store == Store::Redis { Some(RedisServer::start(self.redis).await) } else { None };
-        let relay = match &redis {
-            Some(redis) if self.relayed => Some(Relay::start(redis.address).await),
+        let has_postgres = self.store == Store::Postgres || self.second_line;
+        let postgres = has_postgres.then(|| PostgresServer::start(&[]));
+        if let Some(postgres) = &postgres {
+            onceproxy::store::init(&settings_of(postgres)).await.unwrap();
+        }
+        let server = match self.store {
+            Store::Postgres => postgres.as_ref().map(PostgresServer::address),
+            _ => redis.as_ref().map(|redis| redis.address),
+        };
+        let relay = match server {
+            Some(server) if self.relayed => Some(Relay::start(server).await),
             _ => None,
         };
+        let server = relay.as_ref().map(|relay| relay.address).or(server);
         let url = match self.store {
             Store::Memory => "memory:".to_owned(),
             Store::Disk => format!("disk:{}", folder.path().join("data").display()),
-            Store::Redis => {
-                let address = relay.as_ref().map(|r| r.address).or(redis.as_ref().map(|r| r.address)).unwrap();
-                format!("redis://{address}")
-            }
+            Store::Redis => format!("redis://{}", server.unwrap()),
+            Store::Postgres => format!("postgres://{ADMIN}@{}/{DATABASE}", server.unwrap()),
         };
         let mut world = World {
             proxies: Vec::new(),
             relay,
             redis,
+            postgres,
             upstream,
             config: folder.path().join("onceproxy.toml"),
             folder,
             settings: self,
         };
         world.settings.store_lines.set(&format!("url = \"{url}\""));
+        if let Some(postgres) = world.postgres.as_ref().filter(|_| world.settings.second_line) {
+            let url = format!("postgres://{ADMIN}@{}/{DATABASE}", postgres.address());
+            world.settings.more.push_str(&format!("[second_line]\nurl = \"{url}\"\n"));
+        }
         world.write_settings();
         for _ in 0..world.settings.proxies {
             world.proxies.push(Proxy::start(&world.config).await);
@@ -166,6 +192,7 @@ pub(crate) struct World {
     pub(crate) proxies: Vec<Proxy>,
     pub(crate) relay: Option<Relay>,
     pub(crate) redis: Option<RedisServer>,
+    pub(crate) postgres: Option<PostgresServer>,
     pub(crate) upstream: Upstream,
     config: PathBuf,
     folder: tempfile::TempDir,
@@ -194,6 +221,7 @@ impl World {
             more: String::new(),
             proxies: 1,
             relayed: false,
+            second_line: false,
             upstream_closed: false,
             redis: &[],
         };
@@ -289,6 +317,7 @@ impl World {
         match self.settings.store {
             Store::Memory => Vec::new(),
             Store::Redis => self.redis().dump().await,
+            Store::Postgres => panic!("not asked for so far"),
             Store::Disk => {
                 let mut all = Vec::new();
                 for entry in std::fs::read_dir(self.folder.path().join("data")).unwrap() {
@@ -316,4 +345,18 @@ impl World {
         let text = text.replace("UPSTREAM", "http://AUTHORITY").replace("AUTHORITY", &authority);
         std::fs::write(&self.config, text).unwrap();
     }
+}
+
+/// The settings of a store on this server, as the proxies have them.
+fn settings_of(postgres: &PostgresServer) -> StoreConfig {
+    contract::config(Backend::Postgres(Postgres {
+        host: "127.0.0.1".into(),
+        port: postgres.port(),
+        database: DATABASE.into(),
+        user: ADMIN.into(),
+        password: None,
+        sslmode: SslMode::Disable,
+        ca_file: None,
+        client: None,
+    }))
 }
