@@ -14,6 +14,8 @@ build: ## The release binary, target/release/onceproxy.
 test: deps ## All tests, with real Redis and Postgres servers; installs what they need.
 	$(CARGO) test --locked --all-targets
 	$(CARGO) test --locked --doc
+	$(CARGO) test --locked --features otel --lib -- trace:: config::
+	$(CARGO) test --locked --features otel --test it -- traces:: request_log::
 	$(MAKE) test-deploy
 	$(MAKE) test-celery
 	$(MAKE) static
@@ -53,9 +55,10 @@ fmt:
 
 clippy:
 	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets --features otel -- -D warnings
 
 doc:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --features otel
 
 deps: ## Debian packages that the tests need and that are missing.
 	./scripts/install-test-packages

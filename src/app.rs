@@ -21,6 +21,7 @@ use crate::server::{self, BindError, CertificateError, Door, Inbox, Listener};
 use crate::shutdown::{Ready, Signal, TaskGuard, Tasks};
 use crate::store::{self, OpenError, Opened};
 use crate::telemetry::{self, LevelHandle};
+use crate::trace;
 use crate::upstream::TlsSetupError;
 
 mod preflight;
@@ -54,6 +55,9 @@ pub enum RunError {
         /// What is wrong.
         source: Box<TlsSetupError>,
     },
+    /// Traces cannot be sent to the collector that is set.
+    #[error("cannot send traces")]
+    Trace(#[from] trace::StartError),
     /// The operating system refused a thread, a signal handler or a runtime.
     #[error("cannot start: {what}")]
     System {
@@ -67,7 +71,7 @@ pub enum RunError {
 impl RunError {
     /// Whether other settings would mend it.
     pub fn is_wrong_settings(&self) -> bool {
-        matches!(self, RunError::Store(_) | RunError::Certificate(_) | RunError::Upstream { .. })
+        matches!(self, RunError::Store(_) | RunError::Certificate(_) | RunError::Upstream { .. } | RunError::Trace(_))
     }
 }
 
@@ -110,6 +114,9 @@ struct App {
     proxies: Vec<Proxy>,
     threads: Vec<JoinHandle<()>>,
     signals: Signals,
+    export: Option<trace::Export>,
+    /// Given when the last span has been made.
+    traced: Signal,
 }
 
 /// What the cores are told, and what they tell.
@@ -132,7 +139,9 @@ impl App {
         let doors = doors.collect::<Result<_, _>>()?;
         let admin = config.admin.listen.map(server::bind).transpose()?;
         let store = store::open(&config.store, &metrics)?;
-        let shared = Shared::new(&config.limits, &metrics);
+        let traced = Signal::new();
+        let (tracer, export) = trace::start(&config.trace, metrics.spans(), &traced)?;
+        let shared = Shared::new(&config.limits, &metrics, tracer);
         let signals = Signals { stop: shared.stopping.clone(), ..Signals::default() };
         let mut app = App {
             metrics,
@@ -146,6 +155,8 @@ impl App {
             proxies: Vec::new(),
             threads: Vec::new(),
             signals,
+            export,
+            traced,
             config,
         };
         let first = Proxy::new(&app.config, &app.shared, app.store.store.for_core())
@@ -175,7 +186,8 @@ impl App {
     }
 
     async fn run(self, loaded: Loaded, sources: Sources, level: LevelHandle) -> Result<(), RunError> {
-        let App { config, metrics, ready, shared, store, doors, tls, admin, cores, proxies, threads, signals } = self;
+        let App { config, metrics, ready, shared, store, doors, tls, admin, cores, proxies, threads, signals, .. } =
+            self;
         let mut reloader = Reloader::new(sources, &loaded, proxies, level.clone(), metrics.clone())?;
         let mut told = Told::listen()?;
         let Opened { store, background } = store;
@@ -186,6 +198,7 @@ impl App {
         if let Some(tls) = tls {
             parts.spawn(tls.watch());
         }
+        let traces = self.export.map(|export| tokio::spawn(export.run()));
         let admin_stop = Signal::new();
         let mut admin_part = JoinSet::new();
         if let Some(admin) = admin {
@@ -229,6 +242,12 @@ impl App {
             if thread.join().is_err() {
                 tracing::error!("a core ended in a panic");
             }
+        }
+        self.traced.give();
+        if let Some(traces) = traces
+            && let Err(error) = traces.await
+        {
+            tracing::error!(%error, "the sender of traces ended in a panic");
         }
         parts.shutdown().await;
         drop(store);

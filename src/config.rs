@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Method;
 use http::header::HeaderName;
+use http::{Method, Uri};
 use secrecy::SecretString;
 
 pub mod statuses;
@@ -63,6 +63,8 @@ pub struct Config {
     pub limits: Limits,
     /// How it logs.
     pub log: Log,
+    /// Where it sends traces.
+    pub trace: Trace,
     /// The operator's listener.
     pub admin: Admin,
     /// What may be reached by routes whose upstream each request names, and by tunnels.
@@ -195,6 +197,18 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Traces: what one request did, as spans that a collector takes.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// The collector's URL for OTLP over HTTP, to which `/v1/traces` is added; `None` makes no traces. Default none.
+    pub otlp_endpoint: Option<Uri>,
+    /// The part of requests that are traced, from 0 to 1, among those that come without a trace of their own; the others
+    /// are what their caller decided. Default 1.
+    pub sample: f64,
+    /// The name of this service in traces. Default `onceproxy`.
+    pub service_name: String,
 }
 
 /// The operator's listener.

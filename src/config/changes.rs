@@ -148,6 +148,7 @@ mod tests {
                      [limits]\nconnections = 1\nstreams = 1\nin_flight = 1\nwaiting = 1\nbuffered = \"1MiB\"\n\
                      header_bytes = \"8KiB\"\nheader_timeout = \"1s\"\nbody_timeout = \"1s\"\nidle_timeout = \"1s\"\n\
                      [log]\nlevel = \"debug\"\nformat = \"json\"\nrequests = true\n\
+                     [trace]\nsample = 0.5\nservice_name = \"s\"\n\
                      [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\ntunnels = [\"h.example\"]\n\
                      [store]\nurl = \"memory:\"\ntimeout = \"2s\"\nprefix = \"p\"\nallow_eviction = true";
         let (running, next) = (config(""), config(other));

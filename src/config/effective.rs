@@ -41,6 +41,12 @@ pub fn effective(config: &Config) -> String {
     page.text("level", word(&LEVELS, &config.log.level));
     page.text("format", word(&FORMATS, &config.log.format));
     page.value("requests", config.log.requests);
+    page.head("[trace]");
+    if let Some(endpoint) = &config.trace.otlp_endpoint {
+        page.text("otlp_endpoint", endpoint);
+    }
+    page.value("sample", config.trace.sample);
+    page.text("service_name", &config.trace.service_name);
     page.head("[admin]");
     page.text("listen", config.admin.listen.map_or_else(|| "off".to_owned(), |address| address.to_string()));
     if config.admin.token.is_some() {

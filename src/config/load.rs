@@ -225,6 +225,7 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
     let tls = sections::tls(root, &listen);
     let limits = sections::limits(root);
     let log = sections::log(root, &layers.outer("ONCEPROXY_LOG", "--log", None));
+    let trace = sections::trace(root);
     let (admin, admin_at) = sections::admin(
         root,
         &layers.outer("ONCEPROXY_ADMIN_LISTEN", "--admin-listen", flags.admin_listen.as_ref()),
@@ -242,7 +243,7 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
         &Around { listen: &listen, tls: tls.as_ref(), store: &store, limits: &limits, egress: &egress },
     );
     let listen = listen.into_iter().map(|located| located.value).collect();
-    Config { listen, tls, h2c, drain_timeout, drain_delay, threads, limits, log, admin, egress, store, routes }
+    Config { listen, tls, h2c, drain_timeout, drain_delay, threads, limits, log, trace, admin, egress, store, routes }
 }
 
 /// Two listeners cannot share an address. Said where it was written, which may be either of the two.

@@ -1,4 +1,5 @@
-//! The sections of which there is one: the top of the file, `[tls]`, `[limits]`, `[log]`, `[admin]`, `[store]`.
+//! The sections of which there is one: the top of the file, `[tls]`, `[limits]`, `[log]`, `[trace]`, `[admin]`,
+//! `[store]`.
 //!
 //! Each setting is one line: its name, how it is parsed, its default. Where the environment or a flag may set it too,
 //! [`Outer`] says so.
@@ -9,13 +10,13 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use super::address::{admin_listen, listen};
+use super::address::{admin_listen, collector, listen};
 use super::egress::{Egress, Hosts, allowed, tunnel};
 use super::mistakes::{Located, Origin, Report, Wrong, wrong};
 use super::store::{Backend, Postgres, RedisTls, SecondLine, SslMode, StoreConfig};
 use super::tree::{Section, shown};
-use super::values::{at_least, choice, count, duration, size};
-use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, postgres_url, risks, store_url};
+use super::values::{at_least, choice, count, duration, part, service_name, size};
+use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, Trace, postgres_url, risks, store_url};
 
 /// The words of `log.level`.
 pub(super) const LEVELS: [(&str, LogLevel); 5] = [
@@ -180,6 +181,27 @@ pub(super) fn log(root: &mut Section<'_>, outer: &Outer<'_>) -> Log {
     };
     section.finish();
     log
+}
+
+/// Reads `[trace]`. An endpoint is a mistake in a build that cannot send traces: silence would look like no traffic.
+pub(super) fn trace(root: &mut Section<'_>) -> Trace {
+    let mut section = root.section("trace");
+    let endpoint = section.text("otlp_endpoint", |text| match collector(text) {
+        Ok(_) if !cfg!(feature = "otel") => Err(wrong(
+            "this build of onceproxy makes no traces",
+            "take the container image or the static binary of a release, build with `--features otel`, or take it out",
+        )),
+        read => read,
+    });
+    let trace = Trace {
+        otlp_endpoint: endpoint.map(|located| located.value),
+        sample: section.read("sample", part).map_or(1.0, |located| located.value),
+        service_name: section
+            .text("service_name", service_name)
+            .map_or_else(|| "onceproxy".to_owned(), |located| located.value),
+    };
+    section.finish();
+    trace
 }
 
 /// Reads `[admin]`. Its calls resolve and forget records, so beyond this host they need a token.

@@ -13,6 +13,7 @@ use super::forward::{self, Caller, Delivery, Outcome, Outgoing};
 use super::headers;
 use super::key::{Identity, Key};
 use super::lease::Lease;
+use super::notes::Notes;
 use super::record::{self, Ending};
 use super::route::Route;
 use super::{InFlight, Shared};
@@ -32,12 +33,13 @@ pub(super) struct Attempt {
     pub(super) identity: Identity,
     pub(super) key: Key,
     pub(super) in_flight: InFlight,
+    pub(super) notes: Notes,
 }
 
 impl Attempt {
     /// Claims, forwards and records; nothing that the caller does cancels it.
     pub(super) async fn run(self: Box<Self>, mut lead: Lead, mut caller: Caller) {
-        match claim::claim(&self.route, &self.store, self.claim.clone()).await {
+        match claim::claim(&self.route, &self.store, self.claim.clone(), &self.notes).await {
             Claimed::Granted(lease, first_form) if lead.granted() => {
                 self.execute(lease, first_form, lead, caller).await;
             }
@@ -68,8 +70,15 @@ impl Attempt {
         }
     }
 
-    async fn execute(self: Box<Self>, lease: Box<Lease>, first_form: Option<bool>, mut lead: Lead, mut caller: Caller) {
-        let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, .. } = *self;
+    async fn execute(
+        self: Box<Self>,
+        mut lease: Box<Lease>,
+        first_form: Option<bool>,
+        mut lead: Lead,
+        mut caller: Caller,
+    ) {
+        let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, notes, .. } = *self;
+        lease.write_notes(notes);
         shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
         if let Some(quoted) = first_form {
             headers::keep_key_form(&route.config, &mut outgoing.fields, &key, quoted);

@@ -37,7 +37,7 @@ pub async fn connect(head: &mut request::Parts, tunnels: &Hosts, passage: Passag
         tracing::warn!(host, port, error = &error as &dyn std::error::Error, "tunnel not opened");
         Problem::new(Kind::UpstreamUnreachable, format!("No tunnel was opened: {error}."))
     })?;
-    let Passage { peer, held, idle, shared } = passage;
+    let Passage { peer, held, idle, shared, .. } = passage;
     let client_ip = peer.ip.map(tracing::field::display);
     tracing::info!(host, port, client = client_ip, "tunnel opened: what runs in it is not protected");
     let bounds = Bounds { idle, cut_off: shared.cut_off.clone(), counted: shared.tasks.enter(), held };

@@ -34,6 +34,17 @@ pub enum Conclusion {
     Problem(Box<Problem>),
 }
 
+impl Conclusion {
+    /// The response as it is recorded, if it is one.
+    pub fn recorded(&self) -> Option<&Response> {
+        match self {
+            Conclusion::Answered(answered) => Some(&answered.recorded),
+            Conclusion::Replay(replay, _) => Some(&replay.response),
+            Conclusion::Problem(_) => None,
+        }
+    }
+}
+
 impl From<Problem> for Conclusion {
     fn from(problem: Problem) -> Conclusion {
         Conclusion::Problem(Box::new(problem))

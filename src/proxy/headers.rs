@@ -17,6 +17,7 @@ use http::{Version, request, response};
 use super::key::Key;
 use crate::config::{ForwardKey, Forwarded, KeySource, Route};
 use crate::record::Response;
+use crate::trace::Context;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -72,6 +73,12 @@ impl CacheStatus {
 /// Appends this hop's `Cache-Status`, after those of hops nearer the origin (RFC 9211 section 2).
 pub fn add_cache_status(fields: &mut HeaderMap, status: &CacheStatus) {
     fields.append(CACHE_STATUS, status.to_value());
+}
+
+/// What this hop said in `Cache-Status`.
+pub fn own_cache_status(fields: &HeaderMap) -> Option<&str> {
+    let last = fields.get_all(CACHE_STATUS).iter().next_back()?;
+    last.to_str().ok().filter(|status| status.starts_with(PSEUDONYM))
 }
 
 /// Marks a response that comes from a record.
@@ -357,13 +364,24 @@ fn is_recorded(route: &Route, name: &HeaderName) -> bool {
     !personal || route.keep_headers.contains(name)
 }
 
-/// The response as it is recorded: without what must not be kept.
+/// Under this a record keeps the place in a trace at which its response was made, before all fields. It is no name of a
+/// field: no upstream can send it, and a replay leaves it out like everything that is none, in every version and build.
+const ORIGIN: &[u8] = b":traceparent";
+
+/// The place in a trace at which a recorded response was made, if that was noted.
+pub fn origin(response: &Response) -> Option<Context> {
+    let (name, value) = response.headers().next()?;
+    if name == ORIGIN { Context::parse(value) } else { None }
+}
+
+/// The response as it is recorded: without what must not be kept, and with the place in a trace at which it was made.
 pub fn recorded(
     route: &Route,
     status: u16,
     fields: &HeaderMap,
     trailers: Option<&HeaderMap>,
     body: Option<Bytes>,
+    origin: Option<Context>,
 ) -> Response {
     fn lines<'a>(route: &'a Route, fields: &'a HeaderMap) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         fields
@@ -372,7 +390,9 @@ pub fn recorded(
             .map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()))
     }
     let trailers = trailers.into_iter().flat_map(|fields| lines(route, fields));
-    Response::new(status, lines(route, fields), trailers, body)
+    let origin = origin.map(|context| context.to_text());
+    let origin = origin.iter().map(|text| (ORIGIN, &text[..]));
+    Response::new(status, origin.chain(lines(route, fields)), trailers, body)
 }
 
 /// The fields of a recorded response. Stored names and values were checked when they came in; a damaged one is left out.

@@ -21,10 +21,12 @@ use super::body::{self, Arriving, Body, BodyError, Held};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus, Peer};
+use super::notes::{Notes, Sending};
 use super::respond::Answer;
 use super::route::{self, Route};
 use super::tunnel::{self, Bounds, Offer};
 use crate::metrics::RequestResult;
+use crate::record::Reason;
 use crate::upstream::{RequestBody, ResponseBody, SendError, switched};
 
 /// The body of a plain request: as it comes, or read already while a key was looked for.
@@ -56,6 +58,8 @@ pub struct Passage<'a> {
     pub idle: Duration,
     /// What counts upgraded connections, and ends them.
     pub shared: &'a Shared,
+    /// What is noted of the request.
+    pub notes: &'a Notes,
 }
 
 /// Forwards a request without protection.
@@ -76,10 +80,11 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
         }
         Plain::Read(bytes) => RequestBody::full(bytes),
     };
+    let target = route::target(&route.config, head);
     let request = |body| {
         let mut request = Request::new(body);
         *request.method_mut() = head.method.clone();
-        *request.uri_mut() = Uri::from(route::target(&route.config, head));
+        *request.uri_mut() = Uri::from(target.clone());
         *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
         request.headers_mut().extend(framing.clone());
         if let Some(offer) = &offer {
@@ -87,8 +92,15 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
         }
         request
     };
-    let sending = send(route, request, body);
-    let Some(sent) = progress.bounded(route.config.timeout, sending).await else {
+    let mut sending = Sending::begin(passage.notes, &route.config, &head.method, &target);
+    let sent = progress.bounded(route.config.timeout, send(route, request, body, &mut sending)).await;
+    match &sent {
+        Some(Ok(response)) => sending.ended(Some(response.status().as_u16()), None),
+        Some(Err(Failure::NotSent(_))) => sending.ended(None, Some("not-sent")),
+        Some(Err(Failure::Broken)) => sending.ended(None, Some(Reason::Reset.as_str())),
+        None => sending.ended(None, Some(Reason::Timeout.as_str())),
+    }
+    let Some(sent) = sent else {
         return Err(broken(head, Kind::OutcomeUnknownTimeout, "The upstream did not answer in time."));
     };
     let (parts, body) = match sent {
@@ -161,9 +173,12 @@ async fn send(
     route: &Route,
     request: impl Fn(RequestBody) -> Request<RequestBody>,
     body: RequestBody,
+    sending: &mut Sending,
 ) -> Result<http::Response<ResponseBody>, Failure> {
     let connection = route.pool.checkout().await.map_err(|error| not_sent(route, &error))?;
-    let again = match connection.send(request(body)).await {
+    let mut first = request(body);
+    sending.mark(first.headers_mut());
+    let mut again = match connection.send(first).await {
         Ok(response) => return Ok(response),
         // Only a message that was handed back still has its body, or one whose stream was refused before its body came.
         Err(SendError::NotSent { request: Some(request), .. }) => *request,
@@ -172,7 +187,9 @@ async fn send(
         Err(error) => return Err(broke(route, &error)),
     };
     route.metrics.upstream_resends.inc();
+    sending.again();
     let connection = route.pool.connect().await.map_err(|error| not_sent(route, &error))?;
+    sending.mark(again.headers_mut());
     match connection.send(again).await {
         Ok(response) => Ok(response),
         Err(error @ SendError::NotSent { .. }) => Err(not_sent(route, &error)),

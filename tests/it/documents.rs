@@ -109,11 +109,12 @@ fn every_metric_that_a_page_names_is_there() {
 }
 
 /// The headings of docs/configuration.md and the sections of a file.
-const SECTIONS: [(&str, &str); 9] = [
+const SECTIONS: [(&str, &str); 10] = [
     ("## Top of the file", ""),
     ("## `[tls]`", "[tls]"),
     ("## `[limits]`", "[limits]"),
     ("## `[log]`", "[log]"),
+    ("## `[trace]`", "[trace]"),
     ("## `[admin]`", "[admin]"),
     ("## `[egress]`", "[egress]"),
     ("## `[store]`", "[store]"),
@@ -158,7 +159,7 @@ fn written(row: &[String], column: usize) -> Option<String> {
 fn the_defaults_are_those_of_the_pages() {
     let route = "[[route]]\nname = \"r\"\nupstream = \"http://u\"\n";
     let mut file = String::new();
-    for (heading, section) in &SECTIONS[..6] {
+    for (heading, section) in &SECTIONS[..7] {
         file += &format!("{section}\n");
         file.extend(rows("docs/configuration.md", heading).iter().filter_map(|row| written(row, DEFAULT)));
     }

@@ -7,9 +7,24 @@ use std::path::{Path, PathBuf};
 const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
     ("cli", &["app", "config", "telemetry"]),
-    ("app", &["admin", "config", "metrics", "proxy", "record", "server", "shutdown", "store", "telemetry", "upstream"]),
+    (
+        "app",
+        &[
+            "admin",
+            "config",
+            "metrics",
+            "proxy",
+            "record",
+            "server",
+            "shutdown",
+            "store",
+            "telemetry",
+            "trace",
+            "upstream",
+        ],
+    ),
     ("server", &["config", "metrics", "shutdown"]),
-    ("proxy", &["config", "record", "store", "upstream", "metrics", "shutdown"]),
+    ("proxy", &["config", "record", "store", "upstream", "metrics", "shutdown", "trace"]),
     ("upstream", &["config", "metrics"]),
     ("admin", &["config", "record", "store", "metrics", "telemetry", "shutdown"]),
     ("store", &["record", "config::store", "metrics"]),
@@ -18,6 +33,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("metrics", &[]),
     ("shutdown", &[]),
     ("telemetry", &["config"]),
+    ("trace", &["config", "metrics", "shutdown"]),
 ];
 
 /// The steps of the proxy in the order of a request. A step may use earlier ones, never a later one.

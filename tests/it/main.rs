@@ -52,7 +52,10 @@ mod listening;
 mod problems;
 mod raw_bytes;
 mod raw_frames;
+mod request_log;
 mod secrets;
+#[cfg(feature = "otel")]
+mod traces;
 mod vectors;
 
 mod storm;

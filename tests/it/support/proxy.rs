@@ -190,6 +190,16 @@ impl Drop for Proxy {
     }
 }
 
+/// A process that a scenario started by hand; it is killed at the scenario's end.
+pub(crate) struct Ended(pub(crate) Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// One call of an admin listener that may be gone: `None` is no answer.
 pub(crate) async fn try_admin(admin: SocketAddr, method: &str, target: &str, body: Option<Value>) -> Option<Answer> {
     let mut request = format!("{method} {target} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n").into_bytes();
