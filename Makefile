@@ -22,7 +22,7 @@ test: deps ## All tests, with real Redis and Postgres servers; installs what the
 	$(MAKE) test-clients
 
 test-stores: deps ## The stores as they are run in production, on real servers that the tests start: a part of `make test`.
-	$(CARGO) test --locked --test it -- topologies::
+	$(CARGO) test --locked --test it -- topologies:: storm::
 
 test-load: build ## What many connections and large bodies cost, in the release binary; needs 12,000 open files a process.
 	./scripts/install-client-tools

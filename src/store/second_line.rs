@@ -47,7 +47,18 @@ impl SecondLine {
                 return Ok(match self.second_opinion(&claim.id, &claim.fingerprint).await {
                     Some(LookReply::Completed(replay)) => ClaimReply::Completed(replay),
                     Some(LookReply::Unknown(doubtful)) => ClaimReply::Unknown(doubtful),
+                    Some(LookReply::Reused) => ClaimReply::Reused,
                     _ => unknown,
+                });
+            }
+            ClaimReply::Reused => {
+                return Ok(match self.used_by(&claim.id, &claim.fingerprint).await? {
+                    LookReply::Completed(replay) => ClaimReply::Completed(replay),
+                    LookReply::Unknown(doubtful) => ClaimReply::Unknown(doubtful),
+                    LookReply::InProgress { lease_left, other_policy } => {
+                        ClaimReply::InProgress { lease_left, other_policy }
+                    }
+                    LookReply::Reused | LookReply::Absent => ClaimReply::Reused,
                 });
             }
             reply => return Ok(reply),
@@ -118,12 +129,24 @@ impl SecondLine {
         Some(reply)
     }
 
+    /// What the second line holds of a record that is another request's by the first. A first line that had forgotten
+    /// the record grants its key to any request, until the second refuses that one: its word alone would send the true
+    /// owner away with "use a new key". So without the second line there is no answer.
+    async fn used_by(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
+        self.second.look(id, fingerprint).await
+    }
+
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         match self.first.look(id, fingerprint).await? {
             unknown @ LookReply::Unknown(_) => {
-                let told = |reply: &_| matches!(reply, LookReply::Completed(_) | LookReply::Unknown(_));
+                let told =
+                    |reply: &_| matches!(reply, LookReply::Completed(_) | LookReply::Unknown(_) | LookReply::Reused);
                 Ok(self.second_opinion(id, fingerprint).await.filter(told).unwrap_or(unknown))
             }
+            LookReply::Reused => Ok(match self.used_by(id, fingerprint).await? {
+                LookReply::Absent => LookReply::Reused,
+                reply => reply,
+            }),
             // A waiter never becomes an owner. What the first line forgot is found when the key is claimed again.
             reply => Ok(reply),
         }
@@ -212,11 +235,14 @@ impl SecondLine {
             ResolveReply::Absent => return self.first.resolve(id, token, finding, force).await,
             reply => return Ok(reply),
         }
-        // The first line's record may bear the token of an attempt that came upon what it had forgotten.
-        if let Some(Record { token, .. }) = self.first.get(id).await? {
+        // The first line's record may bear the token of an attempt that came upon what it had forgotten, and even be that
+        // of another request, which the second refused.
+        if let Some(Record { token, fingerprint, .. }) = self.first.get(id).await? {
+            let same =
+                self.second.get(id).await?.is_some_and(|record| !record.fingerprint.conflicts_with(&fingerprint));
             match finding {
-                Finding::Executed { .. } => self.first.resolve(id, token, finding, true).await.map(drop)?,
-                Finding::NotExecuted => self.first.forget(id, token, true).await.map(drop)?,
+                Finding::Executed { .. } if same => self.first.resolve(id, token, finding, true).await.map(drop)?,
+                _ => self.first.forget(id, token, true).await.map(drop)?,
             }
         }
         Ok(ResolveReply::Resolved)

@@ -227,20 +227,26 @@ struct Index<'a> {
     history: &'a History,
     /// By their body.
     given: BTreeMap<&'a [u8], &'a Execution>,
-    proxies: BTreeMap<usize, usize>,
+    /// By their number.
+    calls: BTreeMap<usize, &'a Call>,
 }
 
 impl Index<'_> {
     fn terms(&self) -> &Terms {
         &self.history.terms
     }
+
+    /// The earliest moment at which an execution's claim can have been made.
+    fn claimed_since(&self, execution: &Execution) -> Moment {
+        self.calls.get(&execution.call).map_or(execution.begun, |call| call.sent)
+    }
 }
 
 /// All that is wrong with a run; empty if nothing is.
 pub(crate) fn judge(history: &History) -> Vec<Verdict> {
     let given = history.executions.iter().map(|e| (e.gave.body.as_ref(), e)).collect();
-    let proxies = history.calls.iter().map(|call| (call.number, call.proxy)).collect();
-    let index = Index { history, given, proxies };
+    let calls = history.calls.iter().map(|call| (call.number, call)).collect();
+    let index = Index { history, given, calls };
     let mut cases: BTreeMap<Key, Case<'_>> = BTreeMap::new();
     let empty = |key| Case { key, executions: Vec::new(), calls: Vec::new(), acts: Vec::new(), whole: &index };
     for execution in &history.executions {

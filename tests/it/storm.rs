@@ -56,8 +56,8 @@ fn seeds() -> Vec<u64> {
     (0..given_number("ONCEPROXY_STORM_ROUNDS").unwrap_or(1)).map(|round| first.wrapping_add(round)).collect()
 }
 
-/// Runs it and returns its history.
-async fn run(storm: &Storm, seed: u64) -> History {
+/// Runs it and returns its history, and its world: what is wrong is shown with the proxies' logs.
+async fn run(storm: &Storm, seed: u64) -> (History, World) {
     println!("{}: ONCEPROXY_STORM_SEED={seed}", storm.name);
     let mut dice = Dice::new(seed);
     let builder = World::build(storm.store).proxies(storm.proxies).relayed().redis(storm.redis);
@@ -83,7 +83,7 @@ async fn run(storm: &Storm, seed: u64) -> History {
     let left = rest::left(&world).await;
     let (executions, calls, acts) = log.all();
     println!("{plan:?}");
-    History { executions, calls, acts, left, terms }
+    (History { executions, calls, acts, left, terms }, world)
 }
 
 /// What a storm came to, to see that it was one.
@@ -123,7 +123,7 @@ fn tally(history: &History) -> Tally {
 /// Runs it, judges it, and makes its history wrong to see that the judge would have seen it.
 async fn judged(storm: &Storm) {
     for seed in seeds() {
-        let history = run(storm, seed).await;
+        let (history, _world) = run(storm, seed).await;
         let tally = tally(&history);
         println!("{tally:?}");
         history::assert_right(&format!("{}, seed {seed}", storm.name), &history);
@@ -200,7 +200,7 @@ fn one_restart(dice: &mut Dice, snapshot: bool) -> Vec<Planned> {
 /// even those are explained one by one.
 async fn forgets_exactly_what_is_documented(storm: &Storm) {
     for seed in seeds() {
-        let history = run(storm, seed).await;
+        let (history, _world) = run(storm, seed).await;
         println!("{:?}", tally(&history));
         history::assert_right(&format!("{}, seed {seed}", storm.name), &history);
         let mut untold = history.clone();

@@ -208,11 +208,11 @@ fn answer_not_recorded(case: &Case<'_>) -> Option<Verdict> {
         .iter()
         .find(|call| call.last && matches!(&call.seen, Seen::Problem(problem) if problem.kind == "outcome-unknown"))?;
     let execution = case.executions.iter().find(|execution| {
-        let (Some(ended), Some(proxy)) = (execution.ended, case.whole.proxies.get(&execution.call)) else {
+        let (Some(ended), Some(own)) = (execution.ended, case.whole.calls.get(&execution.call)) else {
             return false;
         };
         Meaning::of(execution.gave.status) == Meaning::Final
-            && terms.must_be_recorded(*proxy, execution.begun, ended)
+            && terms.must_be_recorded(own.proxy, execution.begun, ended)
             && !forgotten(case, execution, unknown.ended)
             && !freed_by_operator(case, execution.begun, unknown.ended)
     })?;

@@ -32,8 +32,11 @@ pub(super) fn freed_by_operator(case: &Case<'_>, from: Moment, until: Moment) ->
 
 /// Whether the store was made to forget the execution, and nobody saw that it knew of it again before that moment.
 pub(super) fn forgotten(case: &Case<'_>, execution: &Execution, later: Moment) -> bool {
+    // Claimed before the loss, it may be sent after it: by a proxy that stood still in between.
+    let claimed_since = case.whole.claimed_since(execution);
     case.whole.terms().losses.iter().any(|loss| {
-        let lost = loss.since <= execution.begun && execution.begun <= loss.when.until && loss.when.from <= later;
+        let lost =
+            loss.claims && loss.since <= execution.begun && claimed_since <= loss.when.until && loss.when.from <= later;
         lost && !known_again(case, execution, loss.when.until, later)
     })
 }
@@ -59,7 +62,7 @@ fn unknown_not_held(case: &Case<'_>, verdicts: &mut Vec<Verdict>) {
             let sent = case.calls.iter().find(|call| call.number == execution.call).map(|call| call.sent);
             let after = sent.is_some_and(|sent| sent > told.ended);
             let may = freed_by_operator(case, told.sent, execution.begun)
-                || case.whole.terms().may_have_forgotten(told.ended, told.ended, execution.begun)
+                || case.whole.terms().may_have_forgotten_claim(told.ended, execution.begun)
                 || case.executions.iter().any(|first| forgotten(case, first, execution.begun));
             after && !may
         });

@@ -113,7 +113,7 @@ pub(super) fn history() -> History {
         left: vec![Left { record: "pay:3".into(), state: "unknown".into() }],
         terms: Terms {
             abandon_after: ms(4000),
-            losses: vec![Loss { since: ms(1500), when: Span { from: ms(3000), until: ms(3500) } }],
+            losses: vec![Loss { since: ms(1500), when: Span { from: ms(3000), until: ms(3500) }, claims: true }],
             outages: vec![Span { from: ms(3000), until: ms(3500) }],
             away: vec![(0, Span { from: ms(7000), until: ms(7100) })],
             full: Vec::new(),
@@ -195,4 +195,16 @@ fn an_answer_that_came_after_the_snapshot_may_be_overruled_once_it_is_gone() {
     history.terms.losses[0].when = Span { from: ms(6000), until: ms(6100) };
     let faults: Vec<Fault> = judge(&history).iter().map(|v| v.fault).collect();
     assert!(faults.contains(&Fault::TwoAnswers), "{faults:?}");
+}
+
+#[test]
+fn a_claim_that_was_lost_may_be_executed_after_the_loss_by_a_proxy_that_stood_still() {
+    let mut history = history();
+    history.executions.iter_mut().find(|e| e.number == 9).unwrap().begun = ms(3550);
+    history.executions.iter_mut().find(|e| e.number == 9).unwrap().ended = Some(ms(3560));
+    history.calls.iter_mut().find(|call| call.number == 9).unwrap().seen = Seen::Nothing;
+    assert_right("paused", &history);
+    // Not so if it was asked for after the loss.
+    history.calls.iter_mut().find(|call| call.number == 9).unwrap().sent = ms(3510);
+    assert_eq!(judge(&history).iter().map(|v| v.fault).collect::<Vec<_>>(), [Fault::SecondExecution]);
 }

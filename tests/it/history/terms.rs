@@ -17,11 +17,13 @@ impl Span {
     }
 }
 
-/// The store was made to forget: at some moment in `when`, all that it had been told after `since`.
+/// The store was made to forget: at some moment in `when`, what it had been told after `since`.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Loss {
     pub(crate) since: Moment,
     pub(crate) when: Span,
+    /// All of it, claims too; or only what comes after a claim, since a claim did not count before replicas had it.
+    pub(crate) claims: bool,
 }
 
 /// What was done to the run, and what it may therefore show.
@@ -53,6 +55,15 @@ impl Terms {
     /// Whether the store may have forgotten, before `later`, what it was told at `told` about an attempt of `begun`.
     pub(crate) fn may_have_forgotten(&self, begun: Moment, told: Moment, later: Moment) -> bool {
         self.losses.iter().any(|loss| loss.since <= told && begun <= loss.when.until && loss.when.from <= later)
+    }
+
+    /// The same of all that it was told about the key, the claim too.
+    pub(crate) fn may_have_forgotten_claim(&self, told: Moment, later: Moment) -> bool {
+        let claims = |loss: &&Loss| loss.claims;
+        self.losses
+            .iter()
+            .filter(claims)
+            .any(|loss| loss.since <= told && told <= loss.when.until && loss.when.from <= later)
     }
 
     /// Whether the store was in trouble at some time between the two.

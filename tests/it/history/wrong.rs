@@ -44,6 +44,8 @@ fn a_second_execution_that_no_loss_explains() {
     // The first one was there before the part that was lost.
     let older = faults(|h| h.terms.losses[0].since = ms(2015));
     assert_eq!(older, [Fault::SecondExecution, Fault::TwoAnswers]);
+    // Claims survived it.
+    assert_eq!(faults(|h| h.terms.losses[0].claims = false), [Fault::SecondExecution, Fault::TwoAnswers]);
     // The second one came before the loss.
     let sooner = faults(|h| h.terms.losses[0].when = Span { from: ms(3800), until: ms(3900) });
     assert_eq!(sooner, [Fault::SecondExecution, Fault::TwoAnswers]);

@@ -111,7 +111,7 @@ impl Blow {
             Blow::KillProxy(n) => {
                 terms.away.push((n, lasted));
                 if kept == Kept::InProcess {
-                    terms.losses.push(Loss { since: Duration::ZERO, when: lasted });
+                    terms.losses.push(Loss { since: Duration::ZERO, when: lasted, claims: true });
                 }
             }
             Blow::PauseProxy(n) => terms.away.push((n, lasted)),
@@ -126,9 +126,9 @@ impl Blow {
                 terms.outages.push(lasted);
                 match kept {
                     Kept::InProcess | Kept::Nothing => {
-                        terms.losses.push(Loss { since: Duration::ZERO, when: lasted });
+                        terms.losses.push(Loss { since: Duration::ZERO, when: lasted, claims: true });
                     }
-                    Kept::UntilSnapshot(since) => terms.losses.push(Loss { since, when: lasted }),
+                    Kept::UntilSnapshot(since) => terms.losses.push(Loss { since, when: lasted, claims: true }),
                     Kept::Everything => {}
                 }
             }

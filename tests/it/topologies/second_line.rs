@@ -3,7 +3,9 @@
 use std::sync::atomic::Ordering;
 
 use onceproxy::config::store::{Backend, Place, Redis, SecondLine, StoreConfig, Topology};
-use onceproxy::record::{ClaimReply, CompleteReply, OnUnknown, Reason, ReleaseReply, State};
+use onceproxy::record::{
+    ClaimReply, CompleteReply, Finding, LookReply, OnUnknown, Reason, ReleaseReply, ResolveReply, State,
+};
 use onceproxy::store::StoreErrorKind;
 
 use super::postgres::trips::counting;
@@ -81,6 +83,45 @@ async fn what_redis_forgot_is_replayed_or_held_and_redis_knows_it_again() {
     assert_eq!(redis_alone.get(&running.id).await.unwrap(), None);
     assert_eq!(store.complete(&running, &response(1), DAY).await.unwrap(), CompleteReply::Rewritten);
     assert_eq!(replay(&*redis_alone, &running).await, response(1));
+}
+
+#[tokio::test]
+async fn another_request_that_got_a_forgotten_key_sends_nobody_away() {
+    let redis = RedisServer::start(&[]);
+    let config = prepared(&redis, PostgresServer::shared().port()).await;
+    let store = quiet(&config);
+    let redis_alone = quiet(&StoreConfig { second_line: None, ..config });
+    let done = completed(&*store, &response(9)).await;
+    let doubted = claim();
+    assert_eq!(store.claim(&doubted).await.unwrap(), GRANTED);
+    store.doubt(&doubted, Reason::Status, None).await.unwrap();
+    let running = claim();
+    assert_eq!(store.claim(&running).await.unwrap(), GRANTED);
+    redis.command(&["FLUSHALL"]);
+    // Other requests are between the two grants, of which they will get one.
+    let fingerprint = onceproxy::record::Fingerprint { digest: [7; 32], ..done.fingerprint };
+    let other =
+        |claim: &onceproxy::record::Claim| onceproxy::record::Claim { fingerprint, lease: ms(1), ..again(claim) };
+    for known in [&done, &doubted, &running] {
+        assert_eq!(redis_alone.claim(&other(known)).await.unwrap(), GRANTED);
+    }
+    assert_eq!(replay(&*store, &done).await, response(9));
+    let looked = store.look(&done.id, &done.fingerprint).await.unwrap();
+    assert!(matches!(looked, LookReply::Completed(_)), "{looked:?}");
+    assert!(matches!(store.claim(&again(&doubted)).await.unwrap(), ClaimReply::Unknown(_)));
+    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::InProgress { .. }));
+    // Theirs is the refusal, also when their leases are over and Redis holds them as unknown.
+    eventually("the other's lease to be over", async || {
+        (store.claim(&other(&done)).await.unwrap() == ClaimReply::Reused).then_some(())
+    })
+    .await;
+    assert_eq!(store.look(&done.id, &fingerprint).await.unwrap(), LookReply::Reused);
+    // What an operator found of the one request is not given to the other.
+    let finding = Finding::Executed { response: response(3), retention: DAY };
+    assert_eq!(store.resolve(&doubted.id, doubted.token, &finding, true).await.unwrap(), ResolveReply::Resolved);
+    assert_eq!(replay(&*store, &doubted).await, response(3));
+    let others = store.claim(&other(&doubted)).await.unwrap();
+    assert_eq!(others, ClaimReply::Reused);
 }
 
 #[tokio::test]
