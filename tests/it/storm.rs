@@ -10,15 +10,18 @@ use std::time::Duration;
 
 use crate::history::{self, Answered, Fault, History, Seen, mutations};
 use crate::support::dice::Dice;
+use crate::support::world::Builder;
 use crate::support::{Store, World, ms};
 
 mod blows;
 mod callers;
+mod failovers;
 mod log;
 mod rest;
 mod upstream;
 
-use blows::{Blow, Kept, Planned};
+use blows::{Blow, Kept, Planned, Unasked};
+use failovers::Strike;
 use log::Log;
 
 const LENGTH: Duration = Duration::from_secs(5);
@@ -30,10 +33,9 @@ struct Storm {
     name: &'static str,
     store: Store,
     proxies: usize,
-    /// Arguments of the Redis server.
-    redis: &'static [&'static str],
-    /// Whether a Postgres stands behind it.
-    second_line: bool,
+    /// What is special about its world.
+    world: fn(Builder) -> Builder,
+    length: Duration,
     /// What a restart leaves of the store.
     kept: Kept,
     blows: fn(&mut Dice, &Storm) -> Vec<Planned>,
@@ -60,10 +62,9 @@ fn seeds() -> Vec<u64> {
 async fn run(storm: &Storm, seed: u64) -> (History, World) {
     println!("{}: ONCEPROXY_STORM_SEED={seed}", storm.name);
     let mut dice = Dice::new(seed);
-    let builder = World::build(storm.store).proxies(storm.proxies).relayed().redis(storm.redis);
-    let builder = if storm.second_line { builder.second_line() } else { builder };
+    let builder = (storm.world)(World::build(storm.store).proxies(storm.proxies).relayed());
     let mut world = builder.route(ROUTE).store("timeout = \"500ms\"").start().await;
-    let clients = callers::plan(&mut dice, storm.proxies, LENGTH);
+    let clients = callers::plan(&mut dice, storm.proxies, storm.length);
     let plan = (storm.blows)(&mut dice, storm);
     let log = Log::new();
     log.note_proxies(&world);
@@ -72,7 +73,8 @@ async fn run(storm: &Storm, seed: u64) -> (History, World) {
 
     let callers = callers::send(clients, &log, storm.proxies);
     let operator = tokio::spawn(callers::operate(dice, log.clone(), storm.proxies));
-    let mut terms = blows::strike(&mut world, &log, &plan, storm.kept).await;
+    let mut unasked = Unasked::new(&world, &log);
+    let mut terms = blows::strike(&mut world, &log, &plan, storm.kept, &mut unasked).await;
     terms.abandon_after = ABANDON_AFTER;
     callers.join_all().await;
     log.note_calm();
@@ -80,6 +82,7 @@ async fn run(storm: &Storm, seed: u64) -> (History, World) {
     rest::wait_for(&world, ABANDON_AFTER).await;
     rest::ask(&log, callers::keys(), storm.proxies).await;
     rest::wait_for(&world, Duration::ZERO).await;
+    unasked.look(&world, &log, storm.kept, &mut terms);
     let left = rest::left(&world).await;
     let (executions, calls, acts) = log.all();
     println!("{plan:?}");
@@ -138,27 +141,35 @@ async fn judged(storm: &Storm) {
 async fn the_promise_holds_on_memory_while_the_proxy_lives() {
     let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &[Blow::PauseProxy(0)], LENGTH, Vec::new());
     let (store, kept) = (Store::Memory, Kept::InProcess);
-    judged(&Storm { name: "memory", store, proxies: 1, redis: &[], second_line: false, kept, blows }).await;
+    judged(&Storm { name: "memory", store, proxies: 1, world: plain, length: LENGTH, kept, blows }).await;
 }
 
 #[tokio::test]
 async fn the_promise_holds_on_disk() {
     let (store, kept, blows) = (Store::Disk, Kept::Everything, Storm::any_blows);
-    judged(&Storm { name: "disk", store, proxies: 1, redis: &[], second_line: false, kept, blows }).await;
+    judged(&Storm { name: "disk", store, proxies: 1, world: plain, length: LENGTH, kept, blows }).await;
 }
 
-const LOGGED: &[&str] = &["--appendonly", "yes", "--appendfsync", "always"];
+/// A world without anything special.
+fn plain(world: Builder) -> Builder {
+    world
+}
+
+/// With a Redis that keeps a log, synced before anybody is answered.
+fn logged(world: Builder) -> Builder {
+    world.redis(&["--appendonly", "yes", "--appendfsync", "always"])
+}
 
 #[tokio::test]
 async fn the_promise_holds_on_two_proxies_and_a_redis_that_keeps_a_log() {
     let (store, kept, blows) = (Store::Redis, Kept::Everything, Storm::any_blows);
-    judged(&Storm { name: "redis", store, proxies: 2, redis: LOGGED, second_line: false, kept, blows }).await;
+    judged(&Storm { name: "redis", store, proxies: 2, world: logged, length: LENGTH, kept, blows }).await;
 }
 
 #[tokio::test]
 async fn the_promise_holds_on_two_proxies_and_a_postgres() {
     let (store, kept, blows) = (Store::Postgres, Kept::Everything, Storm::any_blows);
-    judged(&Storm { name: "postgres", store, proxies: 2, redis: &[], second_line: false, kept, blows }).await;
+    judged(&Storm { name: "postgres", store, proxies: 2, world: plain, length: LENGTH, kept, blows }).await;
 }
 
 #[tokio::test]
@@ -173,7 +184,7 @@ async fn the_promise_holds_on_a_redis_that_forgets_with_a_second_line() {
     // Redis itself keeps nothing at a restart; the two together keep everything.
     let (store, kept) = (Store::Redis, Kept::Everything);
     let name = "redis without persistence, and a second line";
-    judged(&Storm { name, store, proxies: 2, redis: &[], second_line: true, kept, blows }).await;
+    judged(&Storm { name, store, proxies: 2, world: Builder::second_line, length: LENGTH, kept, blows }).await;
 }
 
 /// With proxies that live, what is not recorded, or not handed back, has no excuse.
@@ -181,7 +192,7 @@ async fn the_promise_holds_on_a_redis_that_forgets_with_a_second_line() {
 async fn the_promise_holds_on_two_proxies_that_live_and_a_redis_that_is_struck() {
     let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &blows::kinds(Store::Redis, 0), LENGTH, Vec::new());
     let (store, kept) = (Store::Redis, Kept::Everything);
-    judged(&Storm { name: "redis alone", store, proxies: 2, redis: LOGGED, second_line: false, kept, blows }).await;
+    judged(&Storm { name: "redis alone", store, proxies: 2, world: logged, length: LENGTH, kept, blows }).await;
 }
 
 /// The blows of a storm with one restart of Redis that forgets.
@@ -224,8 +235,7 @@ async fn forgets_exactly_what_is_documented(storm: &Storm) {
 async fn a_redis_without_persistence_forgets_at_a_restart_what_was_before_it_and_nothing_else() {
     let blows = |dice: &mut Dice, _: &Storm| one_restart(dice, false);
     let (store, kept) = (Store::Redis, Kept::Nothing);
-    let storm =
-        Storm { name: "redis, restarted empty", store, proxies: 2, redis: &[], second_line: false, kept, blows };
+    let storm = Storm { name: "redis, restarted empty", store, proxies: 2, world: plain, length: LENGTH, kept, blows };
     forgets_exactly_what_is_documented(&storm).await;
 }
 
@@ -237,8 +247,8 @@ async fn a_redis_with_snapshots_forgets_what_came_after_the_last_and_nothing_els
         name: "redis, restarted from a snapshot",
         store,
         proxies: 2,
-        redis: &[],
-        second_line: false,
+        world: plain,
+        length: LENGTH,
         kept,
         blows,
     };
@@ -252,6 +262,48 @@ async fn a_memory_store_forgets_with_its_process_and_nothing_else() {
         vec![Planned { blow: Blow::KillProxy(0), from, until: from + ms(100) }]
     };
     let (store, kept) = (Store::Memory, Kept::InProcess);
-    let storm = Storm { name: "memory, killed", store, proxies: 1, redis: &[], second_line: false, kept, blows };
+    let storm = Storm { name: "memory, killed", store, proxies: 1, world: plain, length: LENGTH, kept, blows };
     forgets_exactly_what_is_documented(&storm).await;
+}
+
+const WITH_FAILOVERS: Duration = Duration::from_secs(9);
+
+/// Two blows at masters, and others at the proxies.
+fn failovers(dice: &mut Dice, first: &[Strike], second: &[Strike]) -> Vec<Planned> {
+    let mut certain = Vec::new();
+    for (at, strikes) in [(ms(1000), first), (ms(6000), second)] {
+        let strike = *dice.one_of(strikes).expect("strikes");
+        let from = at + dice.time(ms(500));
+        certain.push(Planned { blow: Blow::Master(strike, dice.roll(256) as u8), from, until: from + ms(1000) });
+    }
+    blows::plan(dice, &[Blow::KillProxy(0), Blow::PauseProxy(1)], WITH_FAILOVERS, certain)
+}
+
+fn of_sentinels(dice: &mut Dice, _: &Storm) -> Vec<Planned> {
+    failovers(dice, &[Strike::CutOffAndKill], &[Strike::Kill, Strike::Pause, Strike::ByHand])
+}
+
+#[tokio::test]
+async fn the_promise_holds_behind_sentinels_when_all_replicas_have_each_claim() {
+    let world = |world: Builder| world.store("wait_replicas = 2");
+    let (store, kept, length, blows) = (Store::Sentinel, Kept::Claims, WITH_FAILOVERS, of_sentinels);
+    judged(&Storm { name: "sentinel", store, proxies: 2, world, length, kept, blows }).await;
+}
+
+/// The same storm without waiting for replicas.
+#[tokio::test]
+async fn behind_sentinels_a_failover_forgets_what_was_not_replicated_and_nothing_else() {
+    let (store, kept, length, blows) = (Store::Sentinel, Kept::Replicated, WITH_FAILOVERS, of_sentinels);
+    let storm = Storm { name: "sentinel, not waiting", store, proxies: 2, world: plain, length, kept, blows };
+    forgets_exactly_what_is_documented(&storm).await;
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_a_cluster_when_the_replica_has_each_claim() {
+    let blows = |dice: &mut Dice, _: &Storm| {
+        failovers(dice, &[Strike::Kill, Strike::Pause], &[Strike::MoveSlot, Strike::ByHand, Strike::Kill])
+    };
+    let world = |world: Builder| world.store("wait_replicas = 1");
+    let (store, kept, length) = (Store::Cluster, Kept::Claims, WITH_FAILOVERS);
+    judged(&Storm { name: "cluster", store, proxies: 2, world, length, kept, blows }).await;
 }

@@ -4,11 +4,15 @@
 
 use std::time::Duration;
 
+use super::failovers::{self, Strike, Struck};
 use super::log::Log;
 use crate::history::{Loss, Moment, Span, Terms};
 use crate::support::dice::Dice;
 use crate::support::relay::Loss as LostReply;
 use crate::support::{Store, World, ms};
+
+/// How far replicas are behind at most when nothing holds them up.
+const LAG: Duration = Duration::from_secs(1);
 
 /// One kind of blow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +41,8 @@ pub(super) enum Blow {
     RestartPostgres,
     /// A snapshot is written: the last thing that a restart without a log remembers.
     Snapshot,
+    /// Something is done to the master of this shard, which has replicas.
+    Master(Strike, u8),
 }
 
 /// What at most one blow can hit at a time.
@@ -54,9 +60,12 @@ impl Blow {
             Blow::KillProxy(n) | Blow::PauseProxy(n) => Target::Proxy(n),
             Blow::CutRelay | Blow::HangRelay | Blow::LoseReply(_) => Target::Relay,
             Blow::PausePostgres | Blow::RestartPostgres => Target::Postgres,
-            Blow::PauseRedis | Blow::FlushScripts | Blow::FillRedis | Blow::RestartRedis | Blow::Snapshot => {
-                Target::Redis
-            }
+            Blow::PauseRedis
+            | Blow::FlushScripts
+            | Blow::FillRedis
+            | Blow::RestartRedis
+            | Blow::Snapshot
+            | Blow::Master(..) => Target::Redis,
         }
     }
 
@@ -66,12 +75,14 @@ impl Blow {
             Blow::PauseProxy(_) => ms(200) + dice.time(ms(1300)),
             Blow::FlushScripts | Blow::Snapshot => Duration::ZERO,
             Blow::RestartRedis | Blow::RestartPostgres => dice.time(ms(300)),
+            Blow::Master(..) => ms(300),
             _ => ms(100) + dice.time(ms(1300)),
         }
     }
 
-    async fn begin(self, world: &mut World) {
+    async fn begin(self, world: &mut World) -> Struck {
         match self {
+            Blow::Master(strike, shard) => return failovers::begin(world, strike, shard).await,
             Blow::KillProxy(n) => world.proxies[n].kill(),
             Blow::PauseProxy(n) => world.proxies[n].pause(),
             Blow::PauseRedis => world.redis().pause(),
@@ -88,10 +99,12 @@ impl Blow {
             Blow::RestartRedis => world.redis.as_mut().expect("a Redis").kill(),
             Blow::Snapshot => drop(world.redis().command(&["SAVE"]).await),
         }
+        Struck::default()
     }
 
-    async fn heal(self, world: &mut World) {
+    async fn heal(self, world: &mut World, struck: Struck) {
         match self {
+            Blow::Master(strike, _) => failovers::heal(world, strike, struck).await,
             Blow::KillProxy(n) => world.proxies[n].start_again().await,
             Blow::PauseProxy(n) => world.proxies[n].resume(),
             Blow::PauseRedis => world.redis().resume(),
@@ -106,8 +119,15 @@ impl Blow {
     }
 
     /// Takes down what the blow, which lasted this long, may show.
-    fn add_to(self, terms: &mut Terms, lasted: Span, kept: Kept) {
+    fn add_to(self, terms: &mut Terms, lasted: Span, kept: Kept, world: &World) {
         match self {
+            Blow::Master(strike, _) => {
+                terms.outages.push(lasted);
+                if strike.can_lose(world) {
+                    let since = lasted.from.saturating_sub(LAG);
+                    terms.losses.push(Loss { since, when: lasted, claims: kept != Kept::Claims });
+                }
+            }
             Blow::KillProxy(n) => {
                 terms.away.push((n, lasted));
                 if kept == Kept::InProcess {
@@ -129,7 +149,7 @@ impl Blow {
                         terms.losses.push(Loss { since: Duration::ZERO, when: lasted, claims: true });
                     }
                     Kept::UntilSnapshot(since) => terms.losses.push(Loss { since, when: lasted, claims: true }),
-                    Kept::Everything => {}
+                    Kept::Everything | Kept::Claims | Kept::Replicated => {}
                 }
             }
             // A crash of Postgres keeps all that was answered.
@@ -148,6 +168,10 @@ pub(super) enum Kept {
     Everything,
     /// Nothing: no persistence.
     Nothing,
+    /// All that replicas have, and every claim, since none counts before they have it.
+    Claims,
+    /// All that replicas have: most of it, most of the time.
+    Replicated,
     /// What there was when the last snapshot began to be written.
     UntilSnapshot(Moment),
 }
@@ -178,10 +202,39 @@ pub(super) fn plan(dice: &mut Dice, kinds: &[Blow], length: Duration, certain: V
     planned
 }
 
-/// Strikes and heals in the order of time, and returns what the run may show.
-pub(super) async fn strike(world: &mut World, log: &Log, plan: &[Planned], mut kept: Kept) -> Terms {
+/// Takes down the failovers that nobody asked for.
+pub(super) struct Unasked {
+    seen: Option<u64>,
+    at: Moment,
+}
+
+impl Unasked {
+    pub(super) fn new(world: &World, log: &Log) -> Unasked {
+        Unasked { seen: failovers::count(world), at: log.now() }
+    }
+
+    /// If there was one since the last look, the run may show what a failover can lose.
+    pub(super) fn look(&mut self, world: &World, log: &Log, kept: Kept, terms: &mut Terms) {
+        let when = Span { from: self.at, until: log.now() };
+        if failovers::count(world) != self.seen {
+            println!("a failover that nobody asked for: {when:?}");
+            terms.outages.push(when);
+            terms.losses.push(Loss { since: when.from.saturating_sub(LAG), when, claims: kept != Kept::Claims });
+        }
+        *self = Unasked::new(world, log);
+    }
+}
+
+/// Strikes and heals in the order of time, and takes down what the run may show.
+pub(super) async fn strike(
+    world: &mut World,
+    log: &Log,
+    plan: &[Planned],
+    mut kept: Kept,
+    unasked: &mut Unasked,
+) -> Terms {
     let mut terms = Terms::default();
-    let mut begun: Vec<Moment> = vec![Duration::ZERO; plan.len()];
+    let mut begun: Vec<(Moment, Struck)> = vec![Default::default(); plan.len()];
     let mut events: Vec<(Moment, bool, usize)> = Vec::new();
     for (n, planned) in plan.iter().enumerate() {
         events.push((planned.from, false, n));
@@ -192,16 +245,23 @@ pub(super) async fn strike(world: &mut World, log: &Log, plan: &[Planned], mut k
         tokio::time::sleep_until(log.at(at)).await;
         let blow = plan[n].blow;
         if !heals {
-            begun[n] = log.now();
-            if blow == Blow::Snapshot {
-                kept = Kept::UntilSnapshot(begun[n]);
+            if matches!(blow, Blow::Master(..)) {
+                unasked.look(world, log, kept, &mut terms);
             }
-            blow.begin(world).await;
+            let now = log.now();
+            if blow == Blow::Snapshot {
+                kept = Kept::UntilSnapshot(now);
+            }
+            begun[n] = (now, blow.begin(world).await);
             continue;
         }
-        blow.heal(world).await;
+        let (from, struck) = begun[n];
+        blow.heal(world, struck).await;
         log.note_proxies(world);
-        blow.add_to(&mut terms, Span { from: begun[n], until: log.now() }, kept);
+        blow.add_to(&mut terms, Span { from, until: log.now() }, kept, world);
+        if matches!(blow, Blow::Master(..)) {
+            *unasked = Unasked::new(world, log);
+        }
     }
     terms
 }

@@ -50,7 +50,7 @@ impl Node {
     }
 
     /// Whether it answers.
-    fn answers(&self) -> bool {
+    pub(crate) fn answers(&self) -> bool {
         ask(self.port, &["PING"]).is_some()
     }
 

@@ -303,6 +303,16 @@ impl World {
         self.watched.as_mut().expect("a world with sentinels")
     }
 
+    /// The same, if this is such a world.
+    pub(crate) fn cluster_ref(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// The same, if this is such a world.
+    pub(crate) fn watched_ref(&self) -> Option<&Watched> {
+        self.watched.as_ref()
+    }
+
     /// The relay before Redis.
     pub(crate) fn relay(&self) -> &Relay {
         self.relay.as_ref().expect("a relayed world")
