@@ -125,8 +125,12 @@ fn as_text(url: &str, report: &Report) -> String {
 }
 
 fn as_json(url: &str, report: &Report) -> String {
-    let facts: serde_json::Map<_, _> =
-        report.facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
+    // What follows the fact `second` is about the second line, under the same names.
+    let mut lines = report.facts.split(|fact| fact.name == "second").map(|facts| {
+        facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect::<serde_json::Map<_, _>>()
+    });
+    let mut facts = lines.next().unwrap_or_default();
+    facts.extend(lines.next().map(|second| ("second_line".to_owned(), json!(second))));
     let remarks = |weight| report.of(weight).collect::<Vec<_>>();
     let page = json!({
         "store": url,
@@ -153,6 +157,12 @@ mod tests {
         let sound = as_text("redis://cache:6379/0", &report());
         assert!(sound.starts_with("store        redis://cache:6379/0\ntopology     one server\n"), "{sound}");
         assert!(sound.ends_with("The promise of one execution holds on this store.\n"), "{sound}");
+        let mut two = report();
+        two.fact("second", "what follows");
+        two.fact("topology", "another server");
+        let json: serde_json::Value = serde_json::from_str(&as_json("", &two)).unwrap();
+        assert_eq!(json["facts"]["topology"], "one server");
+        assert_eq!(json["facts"]["second_line"]["topology"], "another server");
         let mut weak = report();
         weak.weakens("a restart forgets");
         let weak = as_text("", &weak);
