@@ -17,13 +17,13 @@ WORKDIR /build
 # The dependencies are a layer of their own, which only another Cargo.toml or Cargo.lock invalidates.
 COPY Cargo.toml Cargo.lock ./
 RUN mkdir src && touch src/lib.rs && echo 'fn main() {}' >src/main.rs \
-    && cargo build --release --locked --bin onceproxy --target "$(cat /target)" \
+    && cargo build --release --locked --features otel --bin onceproxy --target "$(cat /target)" \
     && rm -r src
 
 COPY src src
 # Copied files keep their age, and Cargo goes by it: without the touch it may take the empty program above for this one.
 RUN touch src/lib.rs src/main.rs \
-    && cargo build --release --locked --bin onceproxy --target "$(cat /target)" \
+    && cargo build --release --locked --features otel --bin onceproxy --target "$(cat /target)" \
     && mkdir -p /image/data \
     && cp "target/$(cat /target)/release/onceproxy" /image/onceproxy
 # The last stage has no loader and no libraries: a binary that asks for any would not start there.

@@ -3,7 +3,7 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
-.PHONY: demo build test test-load test-deploy test-celery bench fuzz check fmt clippy doc deps schema image static dist clean
+.PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench fuzz check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -11,13 +11,22 @@ demo: ## Runs the proxy against a counting upstream, on the embedded disk store;
 build: ## The release binary, target/release/onceproxy.
 	$(CARGO) build --release --locked
 
-test: deps ## All tests, with real Redis servers; installs what they need.
+test: deps ## All tests, with real Redis and Postgres servers; installs what they need.
 	$(CARGO) test --locked --all-targets
 	$(CARGO) test --locked --doc
+	$(CARGO) test --locked --features otel --lib -- trace:: config::
+	$(CARGO) test --locked --features otel --test it -- traces:: request_log::
 	$(MAKE) test-deploy
 	$(MAKE) test-celery
+	$(MAKE) static
+	$(MAKE) test-clients
 
-test-load: ## What 10,000 waiting duplicates cost, in the release binary; needs 12,000 open files a process.
+test-stores: deps ## The stores as they are run in production, on real servers that the tests start: a part of `make test`.
+	$(CARGO) test --locked --test it -- topologies:: storm::
+
+test-load: build ## What many connections and large bodies cost, in the release binary; needs 12,000 open files a process.
+	./scripts/install-client-tools
+	.venv/bin/python -m pytest -q -s -m load tests/clients
 	$(CARGO) test --release --locked --test it -- --ignored --nocapture ten_thousand
 
 test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .venv with the tools.
@@ -35,6 +44,10 @@ test-celery: deps ## A Celery worker that is killed and cut off, with the proxy 
 	.venv/bin/python tests/celery
 	.venv/bin/python tests/guides
 
+test-clients: deps ## Real clients against the static release binary: curl, h2load, Python, Node, Go, Stripe's SDKs, gRPC.
+	./scripts/install-client-tools
+	binary="$$(./scripts/build-static)" && ONCEPROXY_BIN="$$binary" .venv/bin/python -m pytest -q tests/clients
+
 fuzz: ## Each fuzz target for 20 seconds, from the kept inputs (ARGS="SECONDS [TARGET...]"); needs a nightly compiler.
 	./scripts/install-fuzz-tools
 	./scripts/fuzz $(ARGS)
@@ -46,9 +59,10 @@ fmt:
 
 clippy:
 	$(CARGO) clippy --locked --all-targets -- -D warnings
+	$(CARGO) clippy --locked --all-targets --features otel -- -D warnings
 
 doc:
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --locked --no-deps --document-private-items --features otel
 
 deps: ## Debian packages that the tests need and that are missing.
 	./scripts/install-test-packages

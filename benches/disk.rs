@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use onceproxy::config::store::{Backend, StoreConfig};
+use onceproxy::config::{self, Sources};
 use onceproxy::metrics::Metrics;
 use onceproxy::record::{self, Claim, ClaimReply, Fingerprint, OnUnknown, RecordId, Slot, Timestamp, Token};
 use onceproxy::store::{self, Store, codec};
@@ -94,12 +94,11 @@ fn claim() -> Claim {
 /// Claims through the store: callers that each claim one key after the other, on two cores as in a proxy.
 fn of_store(callers: usize, span: Duration) -> (u64, Duration) {
     let folder = folder();
-    let config = StoreConfig {
-        backend: Backend::Disk { dir: folder.path().to_owned() },
-        timeout: Duration::from_secs(10),
-        prefix: "once".to_owned(),
-        allow_eviction: false,
-    };
+    let text = format!(
+        "[store]\nurl = \"disk:{}\"\ntimeout = \"10s\"\n[[route]]\nname = \"r\"\nupstream = \"http://u.example\"\n",
+        folder.path().display()
+    );
+    let config = config::load(&Sources::text(text)).unwrap().config.store;
     let opened = store::open(&config, &Metrics::new()).unwrap();
     let (granted, end) = (Arc::new(AtomicU64::new(0)), Instant::now() + span);
     let mut background = Some(opened.background);

@@ -17,6 +17,7 @@ import counts
 import growth
 import measure
 import servers
+import syscalls
 
 # What is asked of whom in each round: a title, who, and the kind of keys.
 PLAIN, FIRST = "plain POST", "a new key each time"
@@ -29,6 +30,9 @@ def main():
     with tempfile.TemporaryDirectory(prefix="onceproxy-bench-") as folder:
         world = start(pathlib.Path(folder), options.binary)
         try:
+            if options.syscalls:
+                table(*syscalls.table(world, options.seconds))
+                return
             counted(world)
             rounds(world, options)
             one_connection(world, options.seconds)
@@ -45,6 +49,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("binary", help="the release binary of onceproxy")
     parser.add_argument("--long", action="store_true", help="more rounds, and the growth tables")
+    parser.add_argument("--syscalls", action="store_true", help="only count system calls per request, by strace")
     parser.add_argument("--rounds", type=int, help="3, or 9 with --long")
     parser.add_argument("--seconds", type=int, help="of one load: 2, or 4 with --long")
     options = parser.parse_args()

@@ -21,12 +21,13 @@ use crate::server::{self, BindError, CertificateError, Door, Inbox, Listener};
 use crate::shutdown::{Ready, Signal, TaskGuard, Tasks};
 use crate::store::{self, OpenError, Opened};
 use crate::telemetry::{self, LevelHandle};
+use crate::trace;
 use crate::upstream::TlsSetupError;
 
 mod preflight;
 mod reload;
 
-pub use preflight::{CheckError, Report, Weight, check_store};
+pub use preflight::{CheckError, PrepareError, Report, Weight, check_store, init_store};
 
 /// How long, after the drain's end, what was cut off may take to say so to the store, beyond the store's own timeout.
 const LAST_WORDS: Duration = Duration::from_secs(1);
@@ -54,6 +55,9 @@ pub enum RunError {
         /// What is wrong.
         source: Box<TlsSetupError>,
     },
+    /// Traces cannot be sent to the collector that is set.
+    #[error("cannot send traces")]
+    Trace(#[from] trace::StartError),
     /// The operating system refused a thread, a signal handler or a runtime.
     #[error("cannot start: {what}")]
     System {
@@ -67,7 +71,7 @@ pub enum RunError {
 impl RunError {
     /// Whether other settings would mend it.
     pub fn is_wrong_settings(&self) -> bool {
-        matches!(self, RunError::Store(_) | RunError::Certificate(_) | RunError::Upstream { .. })
+        matches!(self, RunError::Store(_) | RunError::Certificate(_) | RunError::Upstream { .. } | RunError::Trace(_))
     }
 }
 
@@ -110,6 +114,9 @@ struct App {
     proxies: Vec<Proxy>,
     threads: Vec<JoinHandle<()>>,
     signals: Signals,
+    export: Option<trace::Export>,
+    /// Given when the last span has been made.
+    traced: Signal,
 }
 
 /// What the cores are told, and what they tell.
@@ -132,8 +139,10 @@ impl App {
         let doors = doors.collect::<Result<_, _>>()?;
         let admin = config.admin.listen.map(server::bind).transpose()?;
         let store = store::open(&config.store, &metrics)?;
-        let shared = Shared::new(&config.limits, &metrics);
-        let signals = Signals::default();
+        let traced = Signal::new();
+        let (tracer, export) = trace::start(&config.trace, metrics.spans(), &traced)?;
+        let shared = Shared::new(&config.limits, &metrics, tracer);
+        let signals = Signals { stop: shared.stopping.clone(), ..Signals::default() };
         let mut app = App {
             metrics,
             ready: Ready::default(),
@@ -146,6 +155,8 @@ impl App {
             proxies: Vec::new(),
             threads: Vec::new(),
             signals,
+            export,
+            traced,
             config,
         };
         let first = Proxy::new(&app.config, &app.shared, app.store.store.for_core())
@@ -175,7 +186,8 @@ impl App {
     }
 
     async fn run(self, loaded: Loaded, sources: Sources, level: LevelHandle) -> Result<(), RunError> {
-        let App { config, metrics, ready, shared, store, doors, tls, admin, cores, proxies, threads, signals } = self;
+        let App { config, metrics, ready, shared, store, doors, tls, admin, cores, proxies, threads, signals, .. } =
+            self;
         let mut reloader = Reloader::new(sources, &loaded, proxies, level.clone(), metrics.clone())?;
         let mut told = Told::listen()?;
         let Opened { store, background } = store;
@@ -186,6 +198,7 @@ impl App {
         if let Some(tls) = tls {
             parts.spawn(tls.watch());
         }
+        let traces = self.export.map(|export| tokio::spawn(export.run()));
         let admin_stop = Signal::new();
         let mut admin_part = JoinSet::new();
         if let Some(admin) = admin {
@@ -230,6 +243,12 @@ impl App {
                 tracing::error!("a core ended in a panic");
             }
         }
+        self.traced.give();
+        if let Some(traces) = traces
+            && let Err(error) = traces.await
+        {
+            tracing::error!(%error, "the sender of traces ended in a panic");
+        }
         parts.shutdown().await;
         drop(store);
         tracing::info!("stopped");
@@ -238,7 +257,10 @@ impl App {
 }
 
 async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {
-    let service = move |request, peer: server::Peer| {
+    let service = move |mut request: http::Request<hyper::body::Incoming>, peer: server::Peer| {
+        if let Some(name) = request.extensions_mut().remove::<server::ClientName>() {
+            request.extensions_mut().insert(proxy::ClientName(name.into_bytes()));
+        }
         let peer = proxy::Peer { ip: peer.remote.map(|remote| remote.ip()), tls: peer.tls };
         proxy.handle(request, peer)
     };
@@ -265,7 +287,7 @@ async fn drain(config: &Config, shared: &Shared, signals: &Signals, told: &mut T
         () = told.stop() => tracing::warn!(attempts = shared.tasks.running(), "told to stop again, cutting off"),
     }
     shared.cut_off.give();
-    if timeout(config.store.timeout + LAST_WORDS, shared.tasks.finished()).await.is_err() {
+    if timeout(config.store.longest_operation() + LAST_WORDS, shared.tasks.finished()).await.is_err() {
         tracing::error!(attempts = shared.tasks.running(), "left behind without a word to the store");
     }
     // Their callers get the news if they read it now.

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::Method;
 use http::header::HeaderName;
+use http::{Method, Uri};
 use secrecy::SecretString;
 
 pub mod statuses;
@@ -23,6 +23,7 @@ mod effective;
 mod egress;
 mod load;
 mod mistakes;
+mod postgres_url;
 mod presets;
 mod risks;
 mod route;
@@ -37,7 +38,7 @@ mod tests;
 
 pub use changes::{Changed, Content, change};
 pub use effective::effective;
-pub use egress::{Allowed, Egress};
+pub use egress::{Allowed, Egress, Hosts};
 pub use load::{Environment, Flags, Loaded, Sources, load};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
@@ -62,9 +63,11 @@ pub struct Config {
     pub limits: Limits,
     /// How it logs.
     pub log: Log,
+    /// Where it sends traces.
+    pub trace: Trace,
     /// The operator's listener.
     pub admin: Admin,
-    /// What may be reached by routes whose upstream each request names.
+    /// What may be reached by routes whose upstream each request names, and by tunnels.
     pub egress: Arc<Egress>,
     /// Where records are kept.
     pub store: StoreConfig,
@@ -194,6 +197,18 @@ pub enum LogFormat {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Traces: what one request did, as spans that a collector takes.
+#[derive(Clone, Debug)]
+pub struct Trace {
+    /// The collector's URL for OTLP over HTTP, to which `/v1/traces` is added; `None` makes no traces. Default none.
+    pub otlp_endpoint: Option<Uri>,
+    /// The part of requests that are traced, from 0 to 1, among those that come without a trace of their own; the others
+    /// are what their caller decided. Default 1.
+    pub sample: f64,
+    /// The name of this service in traces. Default `onceproxy`.
+    pub service_name: String,
 }
 
 /// The operator's listener.
@@ -342,7 +357,7 @@ impl Upstream {
             (0, Some(named)) => named,
             (set, _) => set,
         };
-        egress.permits(host, port).then(|| Upstream {
+        egress.allow.permit(host, port).then(|| Upstream {
             host: host.trim_end_matches('.').to_ascii_lowercase(),
             port,
             ..self.clone()
@@ -378,6 +393,9 @@ pub enum ScopePart {
     Header(HeaderName),
     /// A parameter of the query.
     Query(String),
+    /// The name in the certificate that the client has shown; none is not an empty one. It stays the same when the
+    /// certificate is renewed.
+    ClientCert,
     /// A constant: the command line's route has its upstream's authority here. A file can name one (`constant:TEXT`), so
     /// that effective settings can be written down and loaded again.
     Constant(String),

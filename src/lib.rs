@@ -33,6 +33,8 @@ pub mod admin;
 
 pub mod metrics;
 
+pub mod trace;
+
 pub mod telemetry;
 
 pub mod shutdown;

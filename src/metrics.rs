@@ -136,6 +136,11 @@ struct ReloadLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+struct SpanResultLabel {
+    result: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct RouteLabel {
     route: String,
 }
@@ -205,11 +210,25 @@ pub struct Metrics {
     store_seconds: HistogramFamily<OperationLabel>,
     store_errors: Family<OperationKindLabels, Counter>,
     listeners: ListenerMetrics,
+    tunnels: Gauge,
     buffered_bytes: Gauge,
     ready: Gauge,
     build: Family<VersionLabel, Gauge>,
     config_reloads: Family<ReloadLabel, Counter>,
     config_last_reload_successful: Gauge,
+    trace_spans: Family<SpanResultLabel, Counter>,
+    spans: SpanMetrics,
+}
+
+/// What became of the spans of traces. Clones count together.
+#[derive(Clone, Debug, Default)]
+pub struct SpanMetrics {
+    /// Taken by the collector.
+    pub exported: Counter,
+    /// Dropped where they were made: the queue was full.
+    pub dropped: Counter,
+    /// Given up: the collector refused them, or was away for too long.
+    pub lost: Counter,
 }
 
 /// What is counted where clients connect. Clones count together.
@@ -251,12 +270,17 @@ impl Metrics {
             store_seconds: Family::new_with_constructor(seconds),
             store_errors: Family::default(),
             listeners: ListenerMetrics::default(),
+            tunnels: Gauge::default(),
             buffered_bytes: Gauge::default(),
             ready: Gauge::default(),
             build: Family::default(),
             config_reloads: Family::default(),
             config_last_reload_successful: Gauge::default(),
+            trace_spans: Family::default(),
+            spans: SpanMetrics::default(),
         };
+        let spans = |result| metrics.trace_spans.get_or_create(&SpanResultLabel { result }).clone();
+        metrics.spans = SpanMetrics { exported: spans("exported"), dropped: spans("dropped"), lost: spans("lost") };
         metrics.build.get_or_create(&VersionLabel { version: env!("CARGO_PKG_VERSION") }).set(1);
         // The settings of the start are good ones, and an alert on the rate of failures needs a beginning.
         metrics.config_last_reload_successful.set(1);
@@ -351,6 +375,11 @@ impl Metrics {
             "Times that changed certificate files could not be used, and the old ones stayed",
             listeners.certificate_reload_failures.clone(),
         );
+        r.register(
+            "tunnels",
+            "Tunnels (CONNECT) that are open now; nothing in them is protected",
+            self.tunnels.clone(),
+        );
         r.register("buffered_bytes", "Bytes of request and response bodies held now", self.buffered_bytes.clone());
         r.register("ready", "Whether the process wants traffic and its store keeps the promise", self.ready.clone());
         r.register("build_info", "Always 1; which version this is", self.build.clone());
@@ -360,6 +389,7 @@ impl Metrics {
             "1 while the settings in force are those that were read last, 0 after a reload that failed",
             self.config_last_reload_successful.clone(),
         );
+        r.register("trace_spans", "Spans of traces, by what became of them", self.trace_spans.clone());
     }
 
     /// The exposition in OpenMetrics text format, and its content type.
@@ -395,9 +425,14 @@ impl Metrics {
         }
     }
 
-    /// Counts a request that no route matched.
-    pub fn no_route(&self) {
-        let labels = RouteResultLabels { route: String::new(), result: RequestResult::NoRoute };
+    /// Tunnels (`CONNECT`) that are open now, or being opened.
+    pub fn tunnels(&self) -> &Gauge {
+        &self.tunnels
+    }
+
+    /// Counts a request that no route takes.
+    pub fn answered_without_route(&self, result: RequestResult) {
+        let labels = RouteResultLabels { route: String::new(), result };
         self.requests.get_or_create(&labels).inc();
     }
 
@@ -429,6 +464,11 @@ impl Metrics {
     pub fn reloaded(&self, result: Reload) {
         self.config_reloads.get_or_create(&ReloadLabel { result }).inc();
         self.config_last_reload_successful.set(i64::from(result == Reload::Success));
+    }
+
+    /// What became of the spans of traces.
+    pub fn spans(&self) -> &SpanMetrics {
+        &self.spans
     }
 
     /// What is counted where clients connect.

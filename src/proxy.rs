@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use http::header::CONTENT_LENGTH;
-use http::{Request, Response, request};
+use http::header::{CONTENT_LENGTH, EXPECT};
+use http::{Method, Request, Response, request};
 use hyper::body::Incoming;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -26,6 +26,7 @@ pub mod join;
 pub mod lease;
 pub mod recent;
 
+pub mod connect;
 pub mod forward;
 pub mod pass;
 pub mod tunnel;
@@ -37,9 +38,10 @@ pub mod respond;
 pub mod body;
 pub mod error;
 pub mod headers;
+pub mod notes;
 
 use self::attempt::Attempt;
-use self::body::{Body, Budget, Share};
+use self::body::{Body, Budget, Patience, Share};
 use self::claim::Looked;
 use self::error::{Kind, Problem};
 use self::fingerprint::Policy;
@@ -47,17 +49,20 @@ use self::flights::{Conclusion, Flights, Lead, Seat, Turn};
 use self::forward::{Caller, Delivery, Outgoing};
 pub use self::headers::Peer;
 use self::join::Joined;
+pub use self::key::ClientName;
 use self::key::{Found, Identity, Key, KeyFault};
+use self::notes::{Diary, Notes};
 use self::pass::{Passage, Plain};
 use self::recent::Recent;
 use self::respond::Answer;
 use self::route::egress::{self, Destinations};
 use self::route::{Route, Routes};
-use crate::config::{Config, Limits, OnDuplicate};
+use crate::config::{Config, Egress, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Fingerprint, Reason};
 use crate::shutdown::{Signal, Tasks};
 use crate::store::Store;
+use crate::trace::Tracer;
 use crate::upstream::{Pool, TlsSetupError};
 
 /// What the proxies of all cores share.
@@ -69,15 +74,18 @@ pub struct Shared {
     waiting: Budget,
     buffered: Budget,
     metrics: Arc<Metrics>,
+    tracer: Tracer,
     /// Attempts that run now; a stop waits for them.
     pub tasks: Tasks,
+    /// Given when a stop begins: what has not come to a claim is not waited for long.
+    pub stopping: Signal,
     /// Given when a stop no longer waits: each running attempt is doubted, or released.
     pub cut_off: Signal,
 }
 
 impl Shared {
     /// Empty tables, and budgets of these limits.
-    pub fn new(limits: &Limits, metrics: &Arc<Metrics>) -> Shared {
+    pub fn new(limits: &Limits, metrics: &Arc<Metrics>, tracer: Tracer) -> Shared {
         Shared {
             flights: Flights::new(),
             recent: Recent::new(),
@@ -85,7 +93,9 @@ impl Shared {
             waiting: Budget::new(limits.waiting),
             buffered: Budget::new(limits.buffered).shown_by(metrics.buffered_bytes()),
             metrics: metrics.clone(),
+            tracer,
             tasks: Tasks::default(),
+            stopping: Signal::new(),
             cut_off: Signal::new(),
         }
     }
@@ -108,6 +118,7 @@ pub struct Proxy(Arc<ArcSwap<Core>>);
 /// One state of the settings, with what it needs on this core.
 struct Core {
     routes: Routes,
+    egress: Arc<Egress>,
     /// How fingerprints are made, by the route's index.
     policies: Vec<Policy>,
     store: Arc<dyn Store>,
@@ -199,6 +210,7 @@ impl Core {
         });
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
+            egress: config.egress.clone(),
             policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
             store,
             shared: shared.clone(),
@@ -217,6 +229,7 @@ impl Core {
     fn for_another_core(&self, store: Arc<dyn Store>, running: Option<&Routes>) -> Core {
         Core {
             routes: self.routes.for_another_core(running),
+            egress: self.egress.clone(),
             policies: self.policies.clone(),
             store,
             shared: self.shared.clone(),
@@ -229,35 +242,47 @@ impl Core {
     async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
         let started = Instant::now();
         let (mut head, body) = request.into_parts();
+        let notes = Notes::begin(&self.shared.tracer, self.log_requests, &head, peer);
+        let mut diary = Diary::open(notes, self.log_requests, started);
+        if head.method == Method::CONNECT {
+            let answer = Box::pin(self.connect(&mut head, peer, diary.notes())).await;
+            diary.answered(&answer.response, answer.result);
+            return answer.response;
+        }
         let route = match self.routes.find(&head) {
             Ok(route) => route.clone(),
             Err(problem) => {
                 body::discard(&head, body);
-                self.shared.metrics.no_route();
-                return problem.into_response();
+                self.shared.metrics.answered_without_route(RequestResult::NoRoute);
+                let response = problem.into_response();
+                diary.answered(&response, RequestResult::NoRoute);
+                return response;
             }
         };
+        diary.taken_by(&route.config.name);
         let answer = match egress::destination(&route, &head) {
-            Ok(route) => self.steps(&route, &mut head, body, peer).await.unwrap_or_else(Answer::problem),
+            Ok(route) => self.steps(&route, &mut head, body, peer, diary.notes()).await.unwrap_or_else(Answer::problem),
             Err(problem) => {
                 body::discard(&head, body);
                 Answer::problem(problem)
             }
         };
-        let took = started.elapsed();
-        route.metrics.answered(answer.result, took);
-        if self.log_requests {
-            tracing::info!(
-                route = %route.config.name,
-                record = answer.record.as_ref().map(tracing::field::display),
-                method = %head.method,
-                status = answer.response.status().as_u16(),
-                result = answer.result.as_str(),
-                seconds = took.as_secs_f64(),
-                "request"
-            );
-        }
+        route.metrics.answered(answer.result, started.elapsed());
+        diary.answered(&answer.response, answer.result);
         answer.response
+    }
+
+    /// Answers a `CONNECT`, which no route takes.
+    async fn connect(&self, head: &mut request::Parts, peer: Peer, notes: &Notes) -> Answer {
+        let connecting = async {
+            let total = self.shared.in_flight.take(1).ok_or_else(|| overloaded("requests in flight"))?;
+            let held = Box::new((total, Counted::new(self.shared.metrics.tunnels())));
+            let passage = Passage { peer, held, idle: self.idle_timeout, shared: &self.shared, notes };
+            connect::connect(head, &self.egress.tunnels, passage).await
+        };
+        let answer = connecting.await.unwrap_or_else(Answer::problem);
+        self.shared.metrics.answered_without_route(answer.result);
+        answer
     }
 
     /// The life of a request, after its route was found.
@@ -267,17 +292,25 @@ impl Core {
         head: &mut request::Parts,
         body: Incoming,
         peer: Peer,
+        notes: &Notes,
     ) -> Result<Answer, Problem> {
         let found = match key_from_head(route, head) {
-            Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer).await,
+            Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer, notes).await,
             Ok(found) => found,
             Err(problem) => {
                 body::discard(head, body);
                 return Err(problem);
             }
         };
+        if let Found::Key(key) = &found
+            && let Some(answer) = self.replay_without_body(route, head, key, notes).await
+        {
+            body::discard(head, body);
+            return Ok(answer);
+        }
         let max = route.config.max_request_body;
-        let body = body::read(head, body, max, self.body_timeout, &self.shared.buffered).await?;
+        let patience = Patience { within: self.body_timeout, stopping: &self.shared.stopping };
+        let body = body::read(head, body, max, patience, &self.shared.buffered).await?;
         let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
             .map_err(|fault| Problem::new(Kind::BodyInvalid, fault.to_string()))?;
@@ -289,17 +322,41 @@ impl Core {
             if route.config.key_required {
                 return Err(key_missing());
             }
-            return self.pass(route, head, Plain::Read(body.bytes), peer).await;
+            return self.pass(route, head, Plain::Read(body.bytes), peer, notes).await;
         };
         if tunnel::asked_for(head).is_some() {
             return Err(key_with_upgrade());
         }
         let identity = key::identify(&route.config, head, &key);
-        let id = self.log_requests.then(|| identity.id.clone());
+        notes.about(&identity.id);
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
-        let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity };
-        let answer = self.keyed(keyed).await.unwrap_or_else(Answer::problem);
-        Ok(Answer { record: id, ..answer })
+        let keyed = Keyed { route, head, peer, preferred_wait, body: Some(body), fingerprint, key, identity, notes };
+        self.keyed(keyed).await
+    }
+
+    /// The replay for a client that asks whether to send its body (RFC 9110 section 10.1.1), where that does not count.
+    /// Only such requests are looked up ahead of their body: it is one more look for those that are no repeats.
+    async fn replay_without_body(
+        &self,
+        route: &Route,
+        head: &request::Parts,
+        key: &Key,
+        notes: &Notes,
+    ) -> Option<Answer> {
+        let policy = &self.policies[route.index];
+        if !head.headers.contains_key(EXPECT) || !policy.ignores_body() || tunnel::asked_for(head).is_some() {
+            return None;
+        }
+        let fingerprint = policy.fingerprint(head, &[]).ok()?;
+        let id = key::identify(&route.config, head, key).id;
+        match claim::look(route, &self.store, &id, &fingerprint, notes).await {
+            Looked::Concluded(Conclusion::Replay(replay, waited)) => {
+                notes.about(&id);
+                notes.answered_by(&replay.response);
+                Some(respond::first(Arc::new(Conclusion::Replay(replay, waited))))
+            }
+            _ => None,
+        }
     }
 
     /// Leads a flight for the key, or joins the one that is on.
@@ -316,7 +373,7 @@ impl Core {
                 Joined::AskStore(false) => {}
                 Joined::AskStore(true) => {
                     let Keyed { route, identity, fingerprint, .. } = &keyed;
-                    let conclusion = claim::ask(route, &self.store, &identity.id, fingerprint).await;
+                    let conclusion = claim::ask(route, &self.store, &identity.id, fingerprint, keyed.notes).await;
                     return Ok(keyed.first(Arc::new(conclusion)));
                 }
                 joined => return Ok(keyed.joined(joined)),
@@ -348,6 +405,7 @@ impl Core {
             identity: keyed.identity.clone(),
             key: keyed.key.clone(),
             in_flight,
+            notes: keyed.notes.clone(),
         });
         tokio::spawn(Box::pin(attempt.run(lead, Caller::new(sender))));
         match tokio::time::timeout(keyed.route.config.timeout, receiver).await {
@@ -359,19 +417,19 @@ impl Core {
                 Ok(keyed.joined(joined))
             }
             Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
-            Err(_) if witness.was_granted() => {
+            // The store has not even answered. If it grants the claim now, the attempt hands it back.
+            Err(_) if witness.call_off() => Err(claim::unavailable(&keyed.identity.id)),
+            Err(_) => {
                 witness.tell_unknown();
                 Err(Problem::still_listening(&keyed.identity.id))
             }
-            // The store has not even answered; if it grants the claim now, the attempt goes on for a repeat to find.
-            Err(_) => Err(claim::unavailable(&keyed.identity.id)),
         }
     }
 
     /// Answers a request that may not be forwarded now. Over the limit nothing is claimed; what is done already is
     /// replayed all the same.
     async fn without_room(&self, keyed: &Keyed<'_>, mut lead: Lead, problem: Problem) -> Answer {
-        let found = claim::look(keyed.route, &self.store, &keyed.identity.id, &keyed.fingerprint).await;
+        let found = claim::look(keyed.route, &self.store, &keyed.identity.id, &keyed.fingerprint, keyed.notes).await;
         let conclusion = Arc::new(match found {
             Looked::Absent => problem.into(),
             Looked::Running => Problem::in_progress(&keyed.identity.id).into(),
@@ -393,7 +451,14 @@ impl Core {
     }
 
     /// Passes a request through without protection.
-    async fn pass(&self, route: &Route, head: &request::Parts, body: Plain, peer: Peer) -> Result<Answer, Problem> {
+    async fn pass(
+        &self,
+        route: &Route,
+        head: &request::Parts,
+        body: Plain,
+        peer: Peer,
+        notes: &Notes,
+    ) -> Result<Answer, Problem> {
         let in_flight = match self.in_flight(route) {
             Ok(in_flight) => in_flight,
             Err(problem) => {
@@ -404,7 +469,7 @@ impl Core {
             }
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
-        let passage = Passage { peer, held: Box::new(in_flight), idle: self.idle_timeout, shared: &self.shared };
+        let passage = Passage { peer, held: Box::new(in_flight), idle: self.idle_timeout, shared: &self.shared, notes };
         Box::pin(pass::pass(route, head, body, passage)).await
     }
 
@@ -437,6 +502,7 @@ struct Keyed<'a> {
     fingerprint: Fingerprint,
     key: Key,
     identity: Identity,
+    notes: &'a Notes,
 }
 
 impl Keyed<'_> {
@@ -466,6 +532,9 @@ impl Keyed<'_> {
     }
 
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
+        if let Conclusion::Replay(replay, _) = &*conclusion {
+            self.notes.answered_by(&replay.response);
+        }
         let answer = respond::first(conclusion);
         let duplicate = matches!(answer.result, RequestResult::Replayed | RequestResult::InProgress);
         let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
@@ -474,7 +543,12 @@ impl Keyed<'_> {
 
     fn joined(&self, joined: Joined) -> Answer {
         let answer = match joined {
-            Joined::Concluded(conclusion) => respond::joined(&conclusion),
+            Joined::Concluded(conclusion) => {
+                if let Some(response) = conclusion.recorded() {
+                    self.notes.answered_by(response);
+                }
+                respond::joined(&conclusion)
+            }
             Joined::Refused(problem) => Answer::problem(problem),
             // A seat of its own flight: the store has just said that another process is at it.
             Joined::AskStore(_) => Answer::problem(Problem::in_progress(&self.identity.id)),

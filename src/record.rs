@@ -615,11 +615,14 @@ pub enum CompleteReply {
     },
     /// There already is a completed record; this is what it holds, and what the caller gets.
     Already(Replay),
-    /// The record is another attempt's. Nothing was written.
+    /// The record is another attempt's, or holds the answer to another request. Nothing was written.
     Lost,
 }
 
 /// Records the response. A completed record never changes.
+///
+/// A store that forgot the claim may have granted the key to another request meanwhile: that one's answer is not for
+/// this attempt's caller.
 pub fn complete(
     slot: &mut Slot,
     claim: &Claim,
@@ -638,6 +641,7 @@ pub fn complete(
             CompleteReply::Rewritten
         }
         Some(record) => match record.state {
+            State::Completed { .. } if record.fingerprint.conflicts_with(&claim.fingerprint) => CompleteReply::Lost,
             State::Completed { .. } => {
                 let other_policy = record.fingerprint.other_policy(&claim.fingerprint);
                 CompleteReply::Already(replay(record, other_policy, now))

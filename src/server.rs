@@ -12,7 +12,7 @@ use std::pin::{Pin, pin};
 use std::sync::Arc;
 
 use bytes::Bytes;
-use http::{Request, Response, StatusCode};
+use http::{Method, Request, Response, StatusCode};
 use http_body::Body;
 use hyper::body::Incoming;
 use hyper::server::conn::http1;
@@ -25,6 +25,7 @@ use crate::config::Limits;
 use crate::shutdown::{Signal, Tasks, spawn_counted};
 
 mod answer;
+mod client;
 mod core;
 mod drain;
 mod exchange;
@@ -48,6 +49,7 @@ pub mod fuzzing;
 mod tests;
 
 pub use self::core::{Core, Inbox, core};
+pub use client::ClientName;
 pub use listener::{BindError, Door, Listener, accept, bind};
 pub use tls::{CertificateError, Tls};
 
@@ -56,7 +58,7 @@ use answer::Answer;
 use drain::Drain;
 use exchange::{Exchange, Turn};
 use fault::HeadFault;
-use greet::{GreetError, Greeting, Version};
+use greet::{GreetError, Greeted, Greeting, Version};
 use socket::Socket;
 use wire::Wire;
 
@@ -82,7 +84,9 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
 /// the caller's, who may drop the future. A service that panics costs its connection, nothing else.
 ///
-/// An answer of 101 ends HTTP on its connection, whose bytes are then the service's: it has them from
+/// Requests of a client that has shown a certificate have its [`ClientName`] among their extensions.
+///
+/// An answer of 101, or a 2xx to `CONNECT`, ends HTTP on its connection, whose bytes are then the service's: it has them from
 /// [`hyper::upgrade::on`]. Such a connection keeps its place under the limit, has no deadline here, and is not waited
 /// for.
 ///
@@ -189,13 +193,13 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let running = serve_http1(socket, at, peer, house, seat);
+    let running = serve_http1(socket, at, peer, None, house, seat);
     spawn_counted(tasks, running);
 }
 
 /// Runs a connection that has to say first what it speaks.
 fn spawn_greeted<S, F, B>(
-    greeting: impl Future<Output = Result<(Socket, Version), GreetError>> + Send + 'static,
+    greeting: impl Future<Output = Result<Greeted, GreetError>> + Send + 'static,
     at: Instant,
     peer: Peer,
     house: &Arc<House<S>>,
@@ -211,9 +215,15 @@ fn spawn_greeted<S, F, B>(
     spawn_counted(tasks, async move {
         let limits = &house.limits;
         match Box::pin(greet::in_time(limits.header_timeout, &house.drain, greeting)).await {
-            Ok((socket, Version::One)) => serve_http1(socket, at, peer, &house, seat).await,
-            Ok((socket, Version::Two)) => {
+            Ok(Greeted { socket, version: Version::One, client }) => {
+                serve_http1(socket, at, peer, client, &house, seat).await;
+            }
+            Ok(Greeted { socket, version: Version::Two, client }) => {
                 let service = house.service.clone();
+                let service = move |mut request: Request<Incoming>, peer| {
+                    name(&mut request, client.as_ref());
+                    service(request, peer)
+                };
                 let served = http2::serve(socket, at, &house.http2, service, peer, limits, &house.drain);
                 if let Err(error) = Box::pin(served).await {
                     if error.is_abuse() {
@@ -238,6 +248,7 @@ fn serve_http1<S, F, B>(
     socket: Socket,
     at: Instant,
     peer: Peer,
+    client: Option<ClientName>,
     house: &House<S>,
     seat: Seat,
 ) -> impl Future<Output = ()> + Send + use<S, F, B>
@@ -250,12 +261,17 @@ where
     let exchange = Arc::new(Exchange::new(house.drain.clone(), seat));
     let wire = Wire::new(socket, at, &house.limits, exchange.clone());
     let (shared, service) = (exchange.clone(), house.service.clone());
-    let answering = service_fn(move |request| {
+    let answering = service_fn(move |mut request: Request<Incoming>| {
+        name(&mut request, client.as_ref());
         let turn = exchange.begin();
+        let connects = request.method() == Method::CONNECT;
+        if request.method() == Method::OPTIONS && exchange.asks_server() {
+            head::ask_server(&mut request);
+        }
         let verdict = exchange.verdict().and_then(|()| head::check(&request));
         // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
         let called = verdict.map(|()| Box::pin(service(request, peer)));
-        answer(called, turn, peer)
+        answer(called, turn, peer, connects)
     });
     let connection = Box::pin(house.http1.serve_connection(TokioIo::new(wire), answering).with_upgrades());
     async move {
@@ -265,11 +281,19 @@ where
     }
 }
 
+/// Says by whom a request was made, if that is known.
+fn name(request: &mut Request<Incoming>, client: Option<&ClientName>) {
+    if let Some(client) = client {
+        request.extensions_mut().insert(client.clone());
+    }
+}
+
 /// Waits for the service's answer, or refuses the request.
 async fn answer<F, B>(
     called: Result<Pin<Box<F>>, HeadFault>,
     turn: Turn,
     peer: Peer,
+    connects: bool,
 ) -> Result<Response<Answer<B>>, Infallible>
 where
     F: Future<Output = Response<B>>,
@@ -287,15 +311,19 @@ where
         tokio::task::yield_now().await;
     }
     let drains = turn.exchange().drain().has_begun();
-    if matches!(&answered, Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS) {
+    let switches = answered.as_ref().is_ok_and(|response| {
+        response.status() == StatusCode::SWITCHING_PROTOCOLS || connects && response.status().is_success()
+    });
+    if switches {
         turn.exchange().switch();
     }
     let mut response = match answered {
         Ok(response) => response.map(|body| Answer::of(body, turn)),
         Err(fault) => Answer::refusal(fault, turn),
     };
-    // An answer that says `close` as well would not switch.
-    if drains && response.status() != StatusCode::SWITCHING_PROTOCOLS {
+    // An answer that says `close` as well would not switch. What follows a refused CONNECT was meant for the tunnel, and
+    // must not be read as a request.
+    if !switches && (drains || connects) {
         answer::close(&mut response);
     }
     Ok(response)

@@ -37,7 +37,9 @@ mod disk;
 mod index;
 mod measured;
 mod memory;
+mod postgres;
 mod redis;
+mod second_line;
 mod watchers;
 
 /// An opened back-end: a handle, and the work it needs done beside the requests.
@@ -78,8 +80,47 @@ pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, Open
         Backend::Memory => memory::open(metrics),
         Backend::Disk { dir } => disk::open(dir, config.timeout, metrics),
         Backend::Redis(_) => redis::open(config, metrics)?,
+        Backend::Postgres(server) => postgres::open(server, &config.prefix, config.timeout, metrics, "store")?,
+    };
+    let opened = match &config.second_line {
+        None => opened,
+        Some(second) => {
+            // The gauge and the counters are the first line's: what both see must not be counted twice.
+            let apart = Metrics::new();
+            let (server, prefix) = (&second.postgres, &config.prefix);
+            second_line::behind(opened, postgres::open(server, prefix, second.timeout, &apart, "second_line")?)
+        }
     };
     Ok(Opened { store: measured::measured(opened.store, metrics), ..opened })
+}
+
+/// Why a store could not be prepared.
+#[derive(Debug, thiserror::Error)]
+pub enum InitError {
+    /// The settings can never work, or the store needs no preparation.
+    #[error(transparent)]
+    Settings(OpenError),
+    /// What is there cannot be changed to what is needed.
+    #[error("{0}")]
+    Schema(String),
+    /// The server did not do it.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Prepares what the store needs once, and the second line's if there is one; may be repeated. Says what was done.
+pub async fn init(config: &StoreConfig) -> Result<Vec<String>, InitError> {
+    let mut said = Vec::new();
+    if let Backend::Postgres(server) = &config.backend {
+        said.extend(postgres::init(server, &config.prefix, "store").await?);
+    }
+    if let Some(second) = &config.second_line {
+        said.extend(postgres::init(&second.postgres, &config.prefix, "second_line").await?);
+    }
+    if said.is_empty() {
+        said.push("this store needs no preparation".to_owned());
+    }
+    Ok(said)
 }
 
 /// The answer of a store operation, some time.

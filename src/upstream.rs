@@ -26,7 +26,7 @@ mod wire;
 mod tests;
 
 pub use body::{BodyError, BoxError, RequestBody, ResponseBody};
-pub use connect::ConnectError;
+pub use connect::{ConnectError, open_tunnel};
 pub use connection::{AmbiguousResponse, Connection, SendError};
 pub use switch::switched;
 pub use tls::TlsSetupError;

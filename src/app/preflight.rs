@@ -80,3 +80,25 @@ async fn look(store: &Arc<dyn Store>) -> Result<Report, StoreError> {
     }
     Ok(report)
 }
+
+/// Why a store could not be prepared.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot prepare the store")]
+pub struct PrepareError(#[from] store::InitError);
+
+impl PrepareError {
+    /// Whether other settings would mend it.
+    pub fn is_wrong_settings(&self) -> bool {
+        matches!(self.0, store::InitError::Settings(_))
+    }
+}
+
+/// Prepares what the store needs once, such as the schema in Postgres. Says what was done, line by line.
+///
+/// # Errors
+/// If it was not done.
+pub fn init_store(config: &StoreConfig) -> Result<Vec<String>, PrepareError> {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let runtime = runtime.map_err(|e| store::InitError::Failed(e.to_string()))?;
+    Ok(runtime.block_on(store::init(config))?)
+}

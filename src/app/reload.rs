@@ -1,5 +1,7 @@
 //! Reload: other settings for a running process, at SIGHUP or when the file holds something else.
 //!
+//! Certificates of upstreams are looked at as well, and taken under the settings in force when they change.
+//!
 //! All or nothing: settings with a mistake change nothing, and say why. What a process cannot change while it runs is
 //! named in a warning. Requests under way are not touched: see [`crate::proxy::reload`].
 
@@ -20,7 +22,7 @@ use crate::metrics::{Metrics, Reload};
 use crate::proxy::{self, Proxy, UnusableRoute};
 use crate::telemetry::LevelHandle;
 
-/// How often the file is looked at. A change counts once two looks have seen the same, so that a file that is still
+/// How often the files are looked at. A change counts once two looks have seen the same, so that a file that is still
 /// being written is left alone.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 
@@ -44,35 +46,68 @@ pub(super) struct Reloader {
     level: LevelHandle,
     metrics: Arc<Metrics>,
     watched: Option<Watched>,
+    certificates: Watched,
     hangups: Signal,
 }
 
-/// The file, and what was seen of it.
+/// Files, and what was seen of them.
 struct Watched {
-    file: PathBuf,
+    files: Vec<PathBuf>,
     /// What was read last, whether or not it could be used.
-    taken: Option<Content>,
+    taken: Contents,
     /// What the last look saw.
-    seen: Option<Content>,
+    seen: Contents,
 }
 
+type Contents = Vec<Option<Content>>;
+
 impl Watched {
-    /// The file that the settings were read from, if it is one that can change.
-    fn new(loaded: &Loaded) -> Option<Watched> {
-        let (file, content) = (loaded.file.clone()?, loaded.content?);
-        Some(Watched { file, taken: Some(content), seen: Some(content) })
+    fn new(files: Vec<PathBuf>, now: Contents) -> Watched {
+        Watched { files, taken: now.clone(), seen: now }
     }
 
-    /// Looks at the file, and says whether it has come to rest at something new.
-    fn look(&mut self, now: Option<Content>) -> bool {
+    /// The file that the settings were read from, if it is one that can change.
+    fn settings(loaded: &Loaded) -> Option<Watched> {
+        let (file, content) = (loaded.file.clone()?, loaded.content?);
+        Some(Watched::new(vec![file], vec![Some(content)]))
+    }
+
+    /// The certificates and keys of upstreams, as they stand now.
+    fn certificates(config: &Config) -> Watched {
+        let upstreams = config.routes.iter().map(|route| &route.upstream);
+        let files = upstreams.flat_map(|upstream| {
+            let (certificate, key) = upstream.client.clone().unzip();
+            [upstream.ca_file.clone(), certificate, key].into_iter().flatten()
+        });
+        let files: Vec<_> = files.collect();
+        let now = contents(&files);
+        Watched::new(files, now)
+    }
+
+    /// Looks at the files, and says whether they have come to rest at something new.
+    fn look(&mut self, now: Contents) -> bool {
         let rests = self.seen == now;
-        self.seen = now;
         let changed = rests && self.taken != now;
         if changed {
-            self.taken = now;
+            self.taken.clone_from(&now);
         }
+        self.seen = now;
         changed
     }
+}
+
+fn contents(files: &[PathBuf]) -> Contents {
+    files.iter().map(|file| Content::of(file)).collect()
+}
+
+/// What these files hold now. They may lie on a disk that has gone away, and this thread has connections to accept.
+async fn read(watched: &Watched) -> Contents {
+    let files = watched.files.clone();
+    if files.is_empty() {
+        return Contents::new();
+    }
+    let unread = vec![None; files.len()];
+    tokio::task::spawn_blocking(move || contents(&files)).await.unwrap_or(unread)
 }
 
 impl Reloader {
@@ -86,8 +121,9 @@ impl Reloader {
     ) -> Result<Reloader, RunError> {
         let hangups = signal(SignalKind::hangup()).map_err(system("a signal handler"))?;
         let admin = Arc::new(ArcSwap::from_pointee(admin_settings(&loaded.config)));
-        let watched = Watched::new(loaded);
-        Ok(Reloader { sources, config: loaded.config.clone(), cores, admin, level, metrics, watched, hangups })
+        let watched = Watched::settings(loaded);
+        let (config, certificates) = (loaded.config.clone(), Watched::certificates(&loaded.config));
+        Ok(Reloader { sources, config, cores, admin, level, metrics, watched, certificates, hangups })
     }
 
     /// What the admin listener goes by.
@@ -107,25 +143,46 @@ impl Reloader {
         loop {
             tokio::select! {
                 _ = self.hangups.recv() => {
-                    let now = self.content().await;
                     if let Some(watched) = &mut self.watched {
-                        (watched.taken, watched.seen) = (now, now);
+                        let now = read(watched).await;
+                        (watched.taken, watched.seen) = (now.clone(), now);
                     }
                     self.reload("SIGHUP").await;
                 }
                 _ = looks.tick() => {
-                    let now = self.content().await;
-                    if self.watched.as_mut().is_some_and(|watched| watched.look(now)) {
-                        self.reload("the file changed").await;
+                    if let Some(watched) = &mut self.watched {
+                        let now = read(watched).await;
+                        if watched.look(now) {
+                            self.reload("the file changed").await;
+                            continue;
+                        }
+                    }
+                    let now = read(&self.certificates).await;
+                    if self.certificates.look(now) {
+                        self.renew().await;
                     }
                 }
             }
         }
     }
 
-    async fn content(&self) -> Option<Content> {
-        let file = self.watched.as_ref()?.file.clone();
-        tokio::task::spawn_blocking(move || Content::of(&file)).await.ok().flatten()
+    /// Takes changed certificates of upstreams, under the settings in force. Those that cannot be used change nothing.
+    async fn renew(&mut self) {
+        let (cores, config) = (self.cores.clone(), self.config.clone());
+        let renewed = tokio::task::spawn_blocking(move || proxy::reload(&cores, &config)).await;
+        let metrics = self.metrics.listeners();
+        match renewed {
+            Ok(Ok(())) => {
+                metrics.certificate_reloads.inc();
+                tracing::info!("took new certificates for upstreams");
+            }
+            Ok(Err((route, error))) => {
+                metrics.certificate_reload_failures.inc();
+                let error = &error as &dyn std::error::Error;
+                tracing::error!(route, error, "cannot take new certificates for an upstream, keeping the old ones");
+            }
+            Err(error) => tracing::error!(%error, "reading certificates failed"),
+        }
     }
 
     async fn reload(&mut self, why: &'static str) {
@@ -155,10 +212,12 @@ impl Reloader {
         let taken = tokio::task::spawn_blocking(move || {
             let loaded = config::load(&sources).map_err(ReloadError::Mistakes)?;
             let changed = config::change(&running, &loaded.config);
+            // Looked at before they are read: a change in between is then taken for one that is still to come.
+            let certificates = Watched::certificates(&changed.config);
             proxy::reload(&cores, &changed.config).map_err(|error| ReloadError::Upstream(Box::new(error)))?;
-            Ok::<_, ReloadError>((loaded.warnings, changed))
+            Ok::<_, ReloadError>((loaded.warnings, changed, certificates))
         });
-        let (warnings, Changed { config, after_restart }) = taken.await??;
+        let (warnings, Changed { config, after_restart }, certificates) = taken.await??;
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
@@ -170,7 +229,7 @@ impl Reloader {
             self.level.set_level(config.log.level);
         }
         self.admin.store(Arc::new(admin_settings(&config)));
-        self.config = config;
+        (self.config, self.certificates) = (config, certificates);
         Ok(())
     }
 }
@@ -194,15 +253,15 @@ mod tests {
             Content::of(&file)
         };
         let (old, half, new) = (content("old"), content("ne"), content("new"));
-        let mut watched = Watched { file: file.clone(), taken: old, seen: old };
-        assert!(!watched.look(old));
-        assert!(!watched.look(half));
-        assert!(!watched.look(new), "it has only just become so");
-        assert!(watched.look(new));
-        assert!(!watched.look(new), "once");
-        assert!(!watched.look(None), "a moment without a file is not a change");
-        assert!(!watched.look(new));
-        assert!(!watched.look(None));
-        assert!(watched.look(None), "but one that stays away is");
+        let mut watched = Watched::new(vec![file.clone()], vec![old]);
+        assert!(!watched.look(vec![old]));
+        assert!(!watched.look(vec![half]));
+        assert!(!watched.look(vec![new]), "it has only just become so");
+        assert!(watched.look(vec![new]));
+        assert!(!watched.look(vec![new]), "once");
+        assert!(!watched.look(vec![None]), "a moment without a file is not a change");
+        assert!(!watched.look(vec![new]));
+        assert!(!watched.look(vec![None]));
+        assert!(watched.look(vec![None]), "but one that stays away is");
     }
 }

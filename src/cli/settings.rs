@@ -27,7 +27,7 @@ pub(super) struct SettingsArgs {
     /// Where requests go, if there are no routes in a file.
     #[arg(long, value_name = "URL")]
     upstream: Option<String>,
-    /// Where records are kept: memory:, disk:DIR, redis://HOST:PORT. [default: disk:./onceproxy-data]
+    /// Where records are kept: memory:, disk:DIR, redis://HOST:PORT, postgres://USER:PASSWORD@HOST/DB. [default: disk:./onceproxy-data]
     #[arg(long, value_name = "URL")]
     store: Option<String>,
     /// The operator's listener, or off. [default: 127.0.0.1:9090]

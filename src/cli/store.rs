@@ -1,4 +1,5 @@
-//! `store`: what is done with the store itself, without a proxy. `check` tells whether the promise holds on it.
+//! `store`: what is done with the store itself, without a proxy. `check` tells whether the promise holds on it, `init`
+//! prepares what a store needs once.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -32,6 +33,24 @@ pub(super) struct Args {
 enum Command {
     /// Reports how a store is set up, what it permits, how long it takes, and whether the promise holds on it.
     Check(CheckArgs),
+    /// Makes what the store needs once: the schema in Postgres, also that of the second line. May be repeated.
+    Init(InitArgs),
+}
+
+const INIT_EXAMPLES: &str = "\
+Examples:
+  onceproxy store init --store postgres://owner:PASSWORD@db/onceproxy
+  onceproxy store init --config onceproxy.toml
+
+Run it as a user that may create a schema; the proxy itself needs fewer rights, which are printed. What is there already is
+left as it is.
+Exit codes: 0 the store is prepared, 1 it could not be, 2 wrong settings.";
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = INIT_EXAMPLES)]
+struct InitArgs {
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -51,6 +70,19 @@ struct CheckArgs {
 pub(super) fn run(args: Args) -> ExitCode {
     match args.command {
         Command::Check(args) => check(&args),
+        Command::Init(args) => init(&args),
+    }
+}
+
+fn init(args: &InitArgs) -> ExitCode {
+    let config = match args.store.load() {
+        Ok(loaded) => loaded,
+        Err(code) => return code,
+    };
+    match app::init_store(&config) {
+        Ok(lines) => print(&(lines.join("\n") + "\n")),
+        Err(error) if error.is_wrong_settings() => misuse(&chain(&error)),
+        Err(error) => fail(&chain(&error)),
     }
 }
 
@@ -93,8 +125,12 @@ fn as_text(url: &str, report: &Report) -> String {
 }
 
 fn as_json(url: &str, report: &Report) -> String {
-    let facts: serde_json::Map<_, _> =
-        report.facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect();
+    // What follows the fact `second` is about the second line, under the same names.
+    let mut lines = report.facts.split(|fact| fact.name == "second").map(|facts| {
+        facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect::<serde_json::Map<_, _>>()
+    });
+    let mut facts = lines.next().unwrap_or_default();
+    facts.extend(lines.next().map(|second| ("second_line".to_owned(), json!(second))));
     let remarks = |weight| report.of(weight).collect::<Vec<_>>();
     let page = json!({
         "store": url,
@@ -121,6 +157,12 @@ mod tests {
         let sound = as_text("redis://cache:6379/0", &report());
         assert!(sound.starts_with("store        redis://cache:6379/0\ntopology     one server\n"), "{sound}");
         assert!(sound.ends_with("The promise of one execution holds on this store.\n"), "{sound}");
+        let mut two = report();
+        two.fact("second", "what follows");
+        two.fact("topology", "another server");
+        let json: serde_json::Value = serde_json::from_str(&as_json("", &two)).unwrap();
+        assert_eq!(json["facts"]["topology"], "one server");
+        assert_eq!(json["facts"]["second_line"]["topology"], "another server");
         let mut weak = report();
         weak.weakens("a restart forgets");
         let weak = as_text("", &weak);

@@ -5,6 +5,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::Arc;
 
+use http::Uri;
+
 use super::mistakes::{Wrong, wrong};
 use super::{HttpProxy, Listen, Upstream};
 
@@ -141,6 +143,29 @@ pub(super) fn http_proxy(text: &str) -> Result<HttpProxy, Wrong> {
     match host_and_port(rest) {
         Ok((host, Some(port))) if port > 0 => Ok(HttpProxy { host, port }),
         _ => Err(wrong("the URL has no valid host and port", right)),
+    }
+}
+
+/// Parses the URL of a collector of traces; a path is the beginning of its own. Messages do not show the URL back.
+pub(super) fn collector(text: &str) -> Result<Uri, Wrong> {
+    let example = "write http://HOST:PORT or https://HOST, such as \"http://127.0.0.1:4318\"";
+    let uri: Uri = text.parse().map_err(|_| wrong("this is not a URL", example))?;
+    let Some(authority) = uri.authority().filter(|_| matches!(uri.scheme_str(), Some("http" | "https"))) else {
+        return Err(wrong("this is not a URL with http:// or https://", example));
+    };
+    if authority.as_str().contains('@') {
+        let right = "take them out; a collector beside the proxy can add what a distant one asks for";
+        return Err(wrong("a collector's URL carries no user or password", right));
+    }
+    if uri.query().is_some() {
+        return Err(wrong("a collector's URL has no query", example));
+    }
+    if uri.path().trim_end_matches('/').ends_with("/v1/traces") {
+        return Err(wrong("the URL names the path of traces already", "take /v1/traces off; it is added"));
+    }
+    match host_and_port(authority.as_str()) {
+        Ok((_, port)) if port != Some(0) => Ok(uri),
+        _ => Err(wrong("the URL has no valid host and port", example)),
     }
 }
 

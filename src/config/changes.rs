@@ -9,11 +9,11 @@ use secrecy::ExposeSecret;
 use sha2::{Digest, Sha256};
 use toml::Value;
 
-use super::store::Backend;
-use super::{Config, effective};
+use super::store::{Backend, Redis, Topology};
+use super::{Config, ScopePart, effective};
 
 /// The settings that can change while the process runs, besides those of routes.
-const CHANGEABLE: [&str; 10] = [
+const CHANGEABLE: [&str; 11] = [
     "drain_timeout",
     "drain_delay",
     "limits.in_flight",
@@ -24,6 +24,7 @@ const CHANGEABLE: [&str; 10] = [
     "log.requests",
     "admin.token",
     "egress.allow",
+    "egress.tunnels",
 ];
 
 /// What is in force after a change of settings.
@@ -48,10 +49,22 @@ pub fn change(running: &Config, next: &Config) -> Changed {
     config.log.requests = next.log.requests;
     config.admin.token.clone_from(&next.admin.token);
     config.egress.clone_from(&next.egress);
-    config.routes.clone_from(&next.routes);
+    let uncertain = routes_without_certificates(running, next);
+    if uncertain.is_empty() {
+        config.routes.clone_from(&next.routes);
+    }
     let mut after_restart = differing(running, next);
     after_restart.retain(|name| !CHANGEABLE.contains(&name.as_str()));
+    after_restart.extend(uncertain);
     Changed { config, after_restart }
+}
+
+/// The scopes that need clients' certificates, where the sockets that are open ask for none: until a restart such a route
+/// could not tell its callers apart. All routes stay as they are then.
+fn routes_without_certificates(running: &Config, next: &Config) -> Vec<String> {
+    let asks = running.tls.as_ref().is_some_and(|tls| tls.client_ca_file.is_some());
+    let uncertain = next.routes.iter().filter(|route| !asks && route.scope.contains(&ScopePart::ClientCert));
+    uncertain.map(|route| format!("route.{}.scope", route.name)).collect()
 }
 
 /// The names of all settings outside of routes that differ. Printed settings have every one of them, secrets aside.
@@ -64,8 +77,10 @@ fn differing(running: &Config, next: &Config) -> Vec<String> {
         settings.iter().find(|(known, _)| known == name).map(|(_, value)| value.clone())
     };
     names.retain(|name| value(&before, name) != value(&after, name));
-    if !names.iter().any(|name| name == "store.url") && password(running) != password(next) {
-        names.push("store.url".to_owned());
+    for (name, password) in PASSWORDS {
+        if password(running) != password(next) && !names.iter().any(|known| known == name) {
+            names.push(name.to_owned());
+        }
     }
     names
 }
@@ -85,11 +100,32 @@ fn settings(config: &Config) -> Vec<(String, Value)> {
     found
 }
 
+/// A setting that holds a password, and the password itself: where it is printed, it is masked.
+type Password = (&'static str, fn(&Config) -> Option<&str>);
+
+const PASSWORDS: [Password; 3] =
+    [("store.url", password), ("store.sentinel_password", sentinel_password), ("second_line.url", second_password)];
+
+fn sentinel_password(config: &Config) -> Option<&str> {
+    match &config.store.backend {
+        Backend::Redis(Redis { topology: Topology::Sentinel(sentinels), .. }) => {
+            sentinels.password.as_ref().map(ExposeSecret::expose_secret)
+        }
+        _ => None,
+    }
+}
+
 fn password(config: &Config) -> Option<&str> {
     match &config.store.backend {
         Backend::Redis(redis) => redis.password.as_ref().map(ExposeSecret::expose_secret),
-        _ => None,
+        Backend::Postgres(postgres) => postgres.password.as_ref().map(ExposeSecret::expose_secret),
+        Backend::Memory | Backend::Disk { .. } => None,
     }
+}
+
+fn second_password(config: &Config) -> Option<&str> {
+    let second = config.store.second_line.as_ref()?;
+    second.postgres.password.as_ref().map(ExposeSecret::expose_secret)
 }
 
 /// What a file holds, as far as it takes to notice a change: by content, since the files of a mounted Kubernetes
@@ -124,7 +160,8 @@ mod tests {
                      [limits]\nconnections = 1\nstreams = 1\nin_flight = 1\nwaiting = 1\nbuffered = \"1MiB\"\n\
                      header_bytes = \"8KiB\"\nheader_timeout = \"1s\"\nbody_timeout = \"1s\"\nidle_timeout = \"1s\"\n\
                      [log]\nlevel = \"debug\"\nformat = \"json\"\nrequests = true\n\
-                     [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\n\
+                     [trace]\nsample = 0.5\nservice_name = \"s\"\n\
+                     [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\ntunnels = [\"h.example\"]\n\
                      [store]\nurl = \"memory:\"\ntimeout = \"2s\"\nprefix = \"p\"\nallow_eviction = true";
         let (running, next) = (config(""), config(other));
         let Changed { config: changed, after_restart } = change(&running, &next);
@@ -136,6 +173,18 @@ mod tests {
         assert_eq!(all, differing(&running, &next));
         assert_eq!(all.len(), settings(&next).len(), "{all:?}");
         assert!(after_restart.contains(&"listen".to_owned()) && after_restart.contains(&"store.url".to_owned()));
+    }
+
+    #[test]
+    fn a_scope_of_certificates_waits_for_sockets_that_ask_for_them() {
+        let tls = "[tls]\ncert_file = \"c\"\nkey_file = \"k\"\nclient_ca_file = \"a\"\n";
+        let next = config(&format!(
+            "{tls}[[route]]\nname = \"q\"\nupstream = \"http://u\"\npath = \"/q\"\nscope = [\"client-cert\"]"
+        ));
+        let Changed { config: changed, after_restart } = change(&config(""), &next);
+        assert!(after_restart.contains(&"route.q.scope".to_owned()), "{after_restart:?}");
+        assert_eq!(changed.routes.len(), 1);
+        assert_eq!(change(&config(tls), &next).config.routes.len(), 2);
     }
 
     #[test]

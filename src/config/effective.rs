@@ -9,11 +9,12 @@ use std::time::Duration;
 use toml::Value;
 
 use super::address::print_upstream;
+use super::postgres_url;
 use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS};
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
 use super::statuses::Verdict;
-use super::store::{Backend, StoreConfig};
+use super::store::{Backend, SslMode, StoreConfig, Topology};
 use super::store_url::{self, MASK};
 use super::values::{print_duration, print_size, word};
 use super::{Config, ForwardKey, Route, Upstream};
@@ -40,13 +41,20 @@ pub fn effective(config: &Config) -> String {
     page.text("level", word(&LEVELS, &config.log.level));
     page.text("format", word(&FORMATS, &config.log.format));
     page.value("requests", config.log.requests);
+    page.head("[trace]");
+    if let Some(endpoint) = &config.trace.otlp_endpoint {
+        page.text("otlp_endpoint", endpoint);
+    }
+    page.value("sample", config.trace.sample);
+    page.text("service_name", &config.trace.service_name);
     page.head("[admin]");
     page.text("listen", config.admin.listen.map_or_else(|| "off".to_owned(), |address| address.to_string()));
     if config.admin.token.is_some() {
         page.text("token", MASK);
     }
     page.head("[egress]");
-    page.texts("allow", &config.egress.allow);
+    page.texts("allow", &config.egress.allow.0);
+    page.texts("tunnels", &config.egress.tunnels.0);
     store(&mut page, &config.store);
     for one in &config.routes {
         route(&mut page, one);
@@ -75,10 +83,37 @@ fn store(page: &mut Page, store: &StoreConfig) {
     page.text("prefix", &store.prefix);
     page.value("allow_eviction", store.allow_eviction);
     if let Backend::Redis(redis) = &store.backend {
+        let wait = redis.acknowledged;
+        page.number("wait_replicas", wait.map_or(0, |wait| wait.replicas as usize));
+        if let Some(wait) = wait {
+            page.value("wait_aof", wait.on_disk);
+            page.duration("wait_timeout", wait.timeout);
+        }
+        if let Topology::Sentinel(sentinels) = &redis.topology {
+            if let Some(username) = &sentinels.username {
+                page.text("sentinel_username", username);
+            }
+            if sentinels.password.is_some() {
+                page.text("sentinel_password", store_url::MASK);
+            }
+        }
         let tls = redis.tls.clone().unwrap_or_default();
         page.path("ca_file", tls.ca_file.as_deref());
         page.path("client_cert_file", tls.client.as_ref().map(|(cert, _)| cert.as_path()));
         page.path("client_key_file", tls.client.as_ref().map(|(_, key)| key.as_path()));
+    }
+    if let Backend::Postgres(postgres) = &store.backend
+        && postgres.sslmode != SslMode::Disable
+    {
+        page.path("ca_file", postgres.ca_file.as_deref());
+        page.path("client_cert_file", postgres.client.as_ref().map(|(cert, _)| cert.as_path()));
+        page.path("client_key_file", postgres.client.as_ref().map(|(_, key)| key.as_path()));
+    }
+    if let Some(second) = &store.second_line {
+        page.head("[second_line]");
+        page.text("url", postgres_url::print(&second.postgres));
+        page.duration("timeout", second.timeout);
+        page.path("ca_file", second.postgres.ca_file.as_deref());
     }
 }
 

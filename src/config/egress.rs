@@ -1,7 +1,8 @@
-//! Egress: which hosts a route may reach whose upstream is named by each request, and which addresses never.
+//! Egress: which hosts a route may reach whose upstream is named by each request, which hosts clients may open tunnels
+//! to, and which addresses never.
 //!
 //! An allow-list of names is not enough: whoever answers for a name may let it point into this network a moment later
-//! (DNS rebinding). So the address is judged when it is connected to, by [`Egress::permits_address`].
+//! (DNS rebinding). So the address is judged when it is connected to, by [`Hosts::permit_address`].
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -12,12 +13,24 @@ use super::mistakes::{Wrong, wrong};
 /// The ports of an entry that names none.
 const USUAL_PORTS: [u16; 2] = [80, 443];
 
-/// The hosts that requests may name.
+/// The port of a tunnel that names none: what is hidden from this proxy is TLS.
+const TUNNEL_PORT: u16 = 443;
+
+/// The hosts outside that requests may name.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Egress {
-    /// In the order of the file. Default none.
-    pub allow: Vec<Allowed>,
+    /// Hosts of requests in absolute form, under the protection of a route. Default none.
+    pub allow: Hosts,
+    /// Hosts that `CONNECT` opens tunnels to, in which nothing is protected. Each entry has its port. Default none.
+    pub tunnels: Hosts,
 }
+
+/// A list of hosts that may be reached.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Hosts(
+    /// In the order of the file.
+    pub Vec<Allowed>,
+);
 
 /// One entry of the allow-list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,22 +43,22 @@ pub struct Allowed {
     port: Option<u16>,
 }
 
-impl Egress {
+impl Hosts {
     /// Whether this host may be reached at this port, as far as its name goes. Case does not count.
-    pub fn permits(&self, host: &str, port: u16) -> bool {
+    pub fn permit(&self, host: &str, port: u16) -> bool {
         let host = host.trim_end_matches('.').to_ascii_lowercase();
-        self.allow.iter().any(|allowed| allowed.takes_host(&host) && allowed.takes_port(port))
+        self.0.iter().any(|allowed| allowed.takes_host(&host) && allowed.takes_port(port))
     }
 
     /// Whether this address may be connected to. Loopback, link-local and the metadata services of clouds may not,
     /// whatever name led there, unless the list has the very address.
-    pub fn permits_address(&self, address: SocketAddr) -> bool {
+    pub fn permit_address(&self, address: SocketAddr) -> bool {
         let ip = canonical(address.ip());
         if !is_internal(ip) {
             return true;
         }
         let listed = |allowed: &Allowed| !allowed.below && allowed.host.parse().is_ok_and(|own| canonical(own) == ip);
-        self.allow.iter().any(|allowed| listed(allowed) && allowed.takes_port(address.port()))
+        self.0.iter().any(|allowed| listed(allowed) && allowed.takes_port(address.port()))
     }
 }
 
@@ -62,6 +75,16 @@ impl Allowed {
 
     fn takes_port(&self, port: u16) -> bool {
         self.port.map_or_else(|| USUAL_PORTS.contains(&port), |own| own == port)
+    }
+
+    /// Whether this entry and one of `tunnels` let clients reach the same place.
+    pub(super) fn meets(&self, tunnel: &Allowed) -> bool {
+        let host = match (self.below, tunnel.below) {
+            (false, _) => tunnel.takes_host(&self.host),
+            (true, false) => self.takes_host(&tunnel.host),
+            (true, true) => self.host == tunnel.host || self.takes_host(&tunnel.host) || tunnel.takes_host(&self.host),
+        };
+        host && tunnel.port.is_some_and(|port| self.takes_port(port))
     }
 }
 
@@ -92,6 +115,13 @@ pub(super) fn allowed(text: &str) -> Result<Allowed, Wrong> {
         return Err(wrong(format!("{text:?} allows a whole top-level domain"), right));
     }
     Ok(Allowed { host, below, port })
+}
+
+/// Parses an entry of `tunnels`: the same, at port 443 if none is named.
+pub(super) fn tunnel(text: &str) -> Result<Allowed, Wrong> {
+    let right = "write \"api.example.com:443\", \"*.example.com:443\" or an address, with the port of the tunnel";
+    let Allowed { host, below, port } = allowed(text).map_err(|what| Wrong { right: right.into(), ..what })?;
+    Ok(Allowed { host, below, port: Some(port.unwrap_or(TUNNEL_PORT)) })
 }
 
 /// The address that a packet would go to: IPv6 has several ways to write one of IPv4.
@@ -141,8 +171,8 @@ fn is_internal_v6(v6: Ipv6Addr) -> bool {
 mod tests {
     use super::*;
 
-    fn egress(entries: &[&str]) -> Egress {
-        Egress { allow: entries.iter().map(|text| allowed(text).unwrap_or_else(|wrong| panic!("{wrong:?}"))).collect() }
+    fn egress(entries: &[&str]) -> Hosts {
+        Hosts(entries.iter().map(|text| allowed(text).unwrap_or_else(|wrong| panic!("{wrong:?}"))).collect())
     }
 
     #[test]
@@ -156,7 +186,7 @@ mod tests {
             ("internal", 8080),
             ("2001:db8::1", 81),
         ] {
-            assert!(egress.permits(host, port), "{host}:{port}");
+            assert!(egress.permit(host, port), "{host}:{port}");
         }
         for (host, port) in [
             ("api.example.com", 8443),
@@ -169,7 +199,7 @@ mod tests {
             ("2001:db8::1", 80),
             ("", 80),
         ] {
-            assert!(!egress.permits(host, port), "{host}:{port}");
+            assert!(!egress.permit(host, port), "{host}:{port}");
         }
     }
 
@@ -203,26 +233,49 @@ mod tests {
             "2002:a9fe:a9fe::1",
         ] {
             let address = SocketAddr::new(inner.parse().unwrap(), 80);
-            assert!(!none.permits_address(address), "{address}");
+            assert!(!none.permit_address(address), "{address}");
         }
         for outer in
             ["93.184.216.34", "10.0.0.1", "192.168.1.1", "100.64.0.1", "2001:db8::1", "fd00::1", "64:ff9b::808:808"]
         {
             let address = SocketAddr::new(outer.parse().unwrap(), 80);
-            assert!(none.permits_address(address), "{address}");
+            assert!(none.permit_address(address), "{address}");
         }
     }
 
     #[test]
     fn an_inner_address_is_reached_only_if_it_is_listed_itself() {
         let by_name = egress(&["localhost:3000"]);
-        assert!(!by_name.permits_address("127.0.0.1:3000".parse().unwrap()));
+        assert!(!by_name.permit_address("127.0.0.1:3000".parse().unwrap()));
         let listed = egress(&["127.0.0.1:3000", "[::1]"]);
-        assert!(listed.permits_address("127.0.0.1:3000".parse().unwrap()));
-        assert!(listed.permits_address("[::ffff:127.0.0.1]:3000".parse().unwrap()));
-        assert!(!listed.permits_address("127.0.0.1:3001".parse().unwrap()));
-        assert!(!listed.permits_address("127.0.0.2:3000".parse().unwrap()));
-        assert!(listed.permits_address("[::1]:443".parse().unwrap()));
+        assert!(listed.permit_address("127.0.0.1:3000".parse().unwrap()));
+        assert!(listed.permit_address("[::ffff:127.0.0.1]:3000".parse().unwrap()));
+        assert!(!listed.permit_address("127.0.0.1:3001".parse().unwrap()));
+        assert!(!listed.permit_address("127.0.0.2:3000".parse().unwrap()));
+        assert!(listed.permit_address("[::1]:443".parse().unwrap()));
+    }
+
+    #[test]
+    fn a_tunnel_has_one_port_and_meets_what_is_allowed_there() {
+        for (text, printed) in
+            [("api.example.com", "api.example.com:443"), ("*.example.org:8443", "*.example.org:8443")]
+        {
+            assert_eq!(tunnel(text).unwrap().to_string(), printed);
+        }
+        for (entry, text, meets) in [
+            ("api.example.com", "api.example.com", true),
+            ("api.example.com", "*.example.com:80", true),
+            ("api.example.com:8443", "api.example.com", false),
+            ("example.com", "*.example.com", false),
+            ("*.example.com", "api.example.com", true),
+            ("*.example.com", "example.com", false),
+            ("*.example.com", "*.api.example.com", true),
+            ("*.api.example.com", "*.example.com", true),
+            ("*.example.com", "*.example.com", true),
+            ("*.example.com", "*.example.org", false),
+        ] {
+            assert_eq!(allowed(entry).unwrap().meets(&tunnel(text).unwrap()), meets, "{entry} and {text}");
+        }
     }
 
     #[test]

@@ -15,7 +15,7 @@ use super::route::{self, Made};
 use super::sections::{self, Outer, Top};
 use super::store::StoreConfig;
 use super::tree::{File, Section};
-use super::{Admin, Config, Content, Egress, Limits, Listen, Route, Upstream, address, risks};
+use super::{Admin, Config, Content, Egress, Limits, Listen, Route, ScopePart, Tls, Upstream, address, risks};
 
 /// The settings that flags give, as they were typed.
 #[derive(Clone, Default)]
@@ -225,19 +225,25 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
     let tls = sections::tls(root, &listen);
     let limits = sections::limits(root);
     let log = sections::log(root, &layers.outer("ONCEPROXY_LOG", "--log", None));
+    let trace = sections::trace(root);
     let (admin, admin_at) = sections::admin(
         root,
         &layers.outer("ONCEPROXY_ADMIN_LISTEN", "--admin-listen", flags.admin_listen.as_ref()),
         &layers.outer("ONCEPROXY_ADMIN_TOKEN", "--admin-token", None),
     );
-    let store = sections::store(root, &layers.outer("ONCEPROXY_STORE", "--store", flags.store.as_ref()));
+    let mut store = sections::store(root, &layers.outer("ONCEPROXY_STORE", "--store", flags.store.as_ref()));
+    store.second_line = sections::second_line(root, &store);
     same_address(root.report, &listen, &admin, admin_at);
     let egress = Arc::new(sections::egress(root));
     let upstream = layers.outer("ONCEPROXY_UPSTREAM", "--upstream", flags.upstream.as_ref());
-    let routes =
-        routes(root, &upstream, from, &Around { listen: &listen, store: &store, limits: &limits, egress: &egress });
+    let routes = routes(
+        root,
+        &upstream,
+        from,
+        &Around { listen: &listen, tls: tls.as_ref(), store: &store, limits: &limits, egress: &egress },
+    );
     let listen = listen.into_iter().map(|located| located.value).collect();
-    Config { listen, tls, h2c, drain_timeout, drain_delay, threads, limits, log, admin, egress, store, routes }
+    Config { listen, tls, h2c, drain_timeout, drain_delay, threads, limits, log, trace, admin, egress, store, routes }
 }
 
 /// Two listeners cannot share an address. Said where it was written, which may be either of the two.
@@ -254,6 +260,7 @@ fn same_address(report: &Report, listen: &[Located<Listen>], admin: &Admin, admi
 /// What a route is checked against.
 struct Around<'a> {
     listen: &'a [Located<Listen>],
+    tls: Option<&'a Tls>,
     store: &'a StoreConfig,
     limits: &'a Limits,
     egress: &'a Arc<Egress>,
@@ -303,12 +310,19 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
     let made = route::read(&mut section, outer, around.egress);
     risks::of_route(&section, &made, around.store, around.limits);
     let Made { route, is_named, is_matchable, .. } = made;
+    if route.scope.contains(&ScopePart::ClientCert) {
+        client_certificates(&section, around);
+    }
     let target = &route.upstream;
     let is_tcp = target.socket.is_none() && target.proxy.is_none();
     let mut addresses = around.listen.iter().filter_map(|listen| listen.value.address());
     if is_tcp && addresses.any(|listen| target.port == listen.port() && is_reached_by(&target.host, listen)) {
         let what = format!("{} is this proxy itself", target.authority());
         section.mistake("upstream", wrong(what, "name the server behind it"));
+    }
+    if target.socket.as_deref().is_some_and(|socket| around.listen.iter().any(|listen| is_at(&listen.value, socket))) {
+        let what = "this socket is this proxy's own";
+        section.mistake("upstream", wrong(what, "name the socket of the server behind it"));
     }
     let place = |key| (section.at(key), section.name(key));
     let name = is_named.then(|| place("name"));
@@ -318,10 +332,36 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
     Placed { route, name, matched }
 }
 
+/// A scope of clients' certificates needs a place to connect where clients show one.
+fn client_certificates(section: &Section<'_>, around: &Around<'_>) {
+    let (secured, others): (Vec<&Listen>, Vec<_>) =
+        around.listen.iter().map(|located| &located.value).partition(|listen| listen.is_secured());
+    if around.tls.is_none_or(|tls| tls.client_ca_file.is_none()) || secured.is_empty() {
+        let what = "no client shows a certificate, so callers would not be told apart";
+        section.mistake("scope", wrong(what, "set tls.client_ca_file, and listen on an address without http://"));
+    } else if let Some(other) = others.first() {
+        let risk = format!("clients that come by {other} show no certificate, and are all one caller");
+        section.warning("scope", &risk, "give them a route of their own, or take that place out of `listen`");
+    }
+}
+
 /// Whether a loopback host leads to the listener. Another loopback address than the listener's may be another server.
 fn is_reached_by(host: &str, listen: SocketAddr) -> bool {
     let same = host.parse().map_or(listen.ip().is_loopback(), |ip: IpAddr| ip == listen.ip());
     address::is_loopback(host) && listen.port() != 0 && (listen.ip().is_unspecified() || same)
+}
+
+/// Whether this is where the listener's socket file lies, by whichever links and dots its folder is written.
+fn is_at(listen: &Listen, socket: &Path) -> bool {
+    let Listen::Unix(own) = listen else { return false };
+    place_of(own) == place_of(socket)
+}
+
+/// The folder as the system has it, as far as it is there, and the file's name.
+fn place_of(socket: &Path) -> PathBuf {
+    let whole = std::path::absolute(socket).unwrap_or_else(|_| socket.to_owned());
+    let folder = whole.parent().and_then(|folder| folder.canonicalize().ok());
+    folder.zip(whole.file_name()).map_or(whole.clone(), |(folder, name)| folder.join(name))
 }
 
 /// Refuses two routes of one name, and two that match the same: the later one would never see a request.

@@ -8,9 +8,9 @@ use super::presets::Preset;
 use super::route::Made;
 use super::sections::DEFAULT_PREFIX;
 use super::statuses::Entry;
-use super::store::{Backend, StoreConfig};
+use super::store::{Backend, Place, Postgres, Redis, Sentinels, SslMode, StoreConfig, Topology};
 use super::tree::Section;
-use super::{ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, address, store_url};
+use super::{Egress, ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, address, store_url};
 
 /// How many operations of the store must fit into a lease: it is renewed every third of it.
 const OPERATIONS_IN_A_LEASE: u32 = 3;
@@ -25,12 +25,18 @@ pub(super) fn of_store(section: &Section<'_>, store: &StoreConfig, at: &Origin) 
         ),
         Backend::Disk { .. } => {}
         Backend::Redis(redis) => {
-            if redis.password.is_some() && redis.tls.is_none() && !address::is_loopback(&redis.host) {
+            let is_here = |place: &Place| address::is_loopback(&place.host);
+            if redis.password.is_some() && redis.tls.is_none() && !places(redis).iter().all(is_here) {
                 warn("the password crosses the network in clear", "use rediss://");
             }
+            let masked = "the password is the mask of printed settings";
             if store_url::is_mask(redis.password.as_ref()) {
-                let risk = "the password is the mask of printed settings";
-                warn(risk, "put the real password in its place");
+                warn(masked, "put the real password in its place");
+            }
+            if let Topology::Sentinel(sentinels) = &redis.topology
+                && store_url::is_mask(sentinels.password.as_ref())
+            {
+                section.warning("sentinel_password", masked, "put the real password in its place");
             }
             if store.allow_eviction {
                 let risk = "a Redis that evicts keys may forget a claim, and the request runs a second time";
@@ -41,6 +47,44 @@ pub(super) fn of_store(section: &Section<'_>, store: &StoreConfig, at: &Origin) 
                 );
             }
         }
+        Backend::Postgres(postgres) => of_postgres(postgres, warn),
+    }
+}
+
+/// The risks of the second line.
+pub(super) fn of_second_line(section: &Section<'_>, postgres: &Postgres) {
+    of_postgres(postgres, |risk, remedy| section.warning("url", risk, remedy));
+}
+
+fn of_postgres(postgres: &Postgres, warn: impl Fn(&str, &str)) {
+    let elsewhere = !address::is_loopback(&postgres.host);
+    if elsewhere && postgres.sslmode == SslMode::Disable {
+        warn("records cross the network in clear", "write ?sslmode=verify-full in the URL");
+    }
+    if elsewhere && postgres.sslmode == SslMode::Require && postgres.ca_file.is_none() {
+        warn("nothing proves that the server is the right one", "write ?sslmode=verify-full, or set ca_file");
+    }
+    if store_url::is_mask(postgres.password.as_ref()) {
+        warn("the password is the mask of printed settings", "put the real password in its place");
+    }
+}
+
+fn places(redis: &Redis) -> &[Place] {
+    match &redis.topology {
+        Topology::One(place) => std::slice::from_ref(place),
+        Topology::Sentinel(Sentinels { places, .. }) | Topology::Cluster(places) => places,
+    }
+}
+
+/// The risks of `[egress]`.
+pub(super) fn of_egress(section: &Section<'_>, egress: &Egress) {
+    let protected = egress.tunnels.0.iter().find(|tunnel| egress.allow.0.iter().any(|allowed| allowed.meets(tunnel)));
+    if let Some(tunnel) = protected {
+        section.warning(
+            "tunnels",
+            &format!("requests to {tunnel} are protected by routes, and pass them by unseen in a tunnel"),
+            "take it out of `tunnels`, so that clients which ask for a tunnel are refused",
+        );
     }
 }
 

@@ -137,7 +137,7 @@ fn target(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egre
     let mut target = given.unwrap_or_default();
     if let Some(reachable) = &mut target.egress {
         *reachable = egress.clone();
-        if egress.allow.is_empty() {
+        if egress.allow.0.is_empty() {
             let what = "requests name the host, and none may be reached";
             section
                 .mistake("upstream", wrong(what, "add [egress] with allow = [\"api.example.com\"], or name the host"));

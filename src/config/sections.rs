@@ -1,4 +1,5 @@
-//! The sections of which there is one: the top of the file, `[tls]`, `[limits]`, `[log]`, `[admin]`, `[store]`.
+//! The sections of which there is one: the top of the file, `[tls]`, `[limits]`, `[log]`, `[trace]`, `[admin]`,
+//! `[store]`.
 //!
 //! Each setting is one line: its name, how it is parsed, its default. Where the environment or a flag may set it too,
 //! [`Outer`] says so.
@@ -9,13 +10,13 @@ use std::time::Duration;
 
 use secrecy::SecretString;
 
-use super::address::{admin_listen, listen};
-use super::egress::{Egress, allowed};
+use super::address::{admin_listen, collector, listen};
+use super::egress::{Egress, Hosts, allowed, tunnel};
 use super::mistakes::{Located, Origin, Report, Wrong, wrong};
-use super::store::{Backend, RedisTls, StoreConfig};
+use super::store::{Acknowledged, Backend, Postgres, RedisTls, SecondLine, SslMode, StoreConfig, Topology};
 use super::tree::{Section, shown};
-use super::values::{at_least, choice, count, duration, size};
-use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, risks, store_url};
+use super::values::{at_least, choice, count, duration, part, service_name, size};
+use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, Trace, postgres_url, risks, store_url};
 
 /// The words of `log.level`.
 pub(super) const LEVELS: [(&str, LogLevel); 5] = [
@@ -182,6 +183,27 @@ pub(super) fn log(root: &mut Section<'_>, outer: &Outer<'_>) -> Log {
     log
 }
 
+/// Reads `[trace]`. An endpoint is a mistake in a build that cannot send traces: silence would look like no traffic.
+pub(super) fn trace(root: &mut Section<'_>) -> Trace {
+    let mut section = root.section("trace");
+    let endpoint = section.text("otlp_endpoint", |text| match collector(text) {
+        Ok(_) if !cfg!(feature = "otel") => Err(wrong(
+            "this build of onceproxy makes no traces",
+            "take the container image or the static binary of a release, build with `--features otel`, or take it out",
+        )),
+        read => read,
+    });
+    let trace = Trace {
+        otlp_endpoint: endpoint.map(|located| located.value),
+        sample: section.read("sample", part).map_or(1.0, |located| located.value),
+        service_name: section
+            .text("service_name", service_name)
+            .map_or_else(|| "onceproxy".to_owned(), |located| located.value),
+    };
+    section.finish();
+    trace
+}
+
 /// Reads `[admin]`. Its calls resolve and forget records, so beyond this host they need a token.
 pub(super) fn admin(root: &mut Section<'_>, address: &Outer<'_>, secret: &Outer<'_>) -> (Admin, Origin) {
     let mut section = root.section("admin");
@@ -226,9 +248,12 @@ fn not_a_token() -> Wrong {
 /// Reads `[egress]`.
 pub(super) fn egress(root: &mut Section<'_>) -> Egress {
     let mut section = root.section("egress");
-    let allow = section.texts("allow", allowed).unwrap_or_default();
+    let allow = Hosts(section.texts("allow", allowed).unwrap_or_default());
+    let tunnels = Hosts(section.texts("tunnels", tunnel).unwrap_or_default());
+    let egress = Egress { allow, tunnels };
+    risks::of_egress(&section, &egress);
     section.finish();
-    Egress { allow }
+    egress
 }
 
 /// Reads `[store]`.
@@ -238,35 +263,139 @@ pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
     let wrongly_given = given.is_none() && section.has("url");
     let url = outer.over(root.report, "store.url", given, store_url::parse);
     let mut url = or(url, Backend::Disk { dir: "./onceproxy-data".into() });
-    let tls = redis_tls(&mut section);
-    match &mut url.value {
-        Backend::Redis(redis) if redis.tls.is_some() => redis.tls = Some(tls),
-        _ if wrongly_given => {}
-        _ => {
-            for key in ["ca_file", "client_cert_file", "client_key_file"].into_iter().filter(|key| section.has(key)) {
-                section.mistake(
-                    key,
-                    wrong("the store is not reached by TLS", "take it out, or write rediss:// in the store's URL"),
-                );
-            }
-        }
-    }
+    let timeout = section.duration("timeout", MOMENT, Duration::from_secs(1));
+    with_own_settings(&mut section, &mut url.value, timeout, wrongly_given);
     let config = StoreConfig {
         backend: url.value,
-        timeout: section.duration("timeout", MOMENT, Duration::from_secs(1)),
+        timeout,
         prefix: section.text("prefix", prefix).map_or_else(|| DEFAULT_PREFIX.to_owned(), |located| located.value),
         allow_eviction: section.flag("allow_eviction", false),
+        second_line: None,
     };
+    if matches!(config.backend, Backend::Postgres(_)) && !names_a_schema(&config.prefix) {
+        section.mistake("prefix", wrong(format!("{:?} cannot name a schema", config.prefix), SCHEMA));
+    }
     risks::of_store(&section, &config, &url.at);
     section.finish();
     config
 }
 
+/// Reads `[second_line]`, which stands behind the store that was read before.
+pub(super) fn second_line(root: &mut Section<'_>, store: &StoreConfig) -> Option<SecondLine> {
+    let mut section = root.section("second_line");
+    let url = section.text("url", |text| match text.split_once(':') {
+        Some(("postgres" | "postgresql", rest)) => postgres_url::parse(rest),
+        _ => Err(wrong("the second line is a Postgres", "write postgres://USER:PASSWORD@HOST/DATABASE")),
+    });
+    let timeout = section.duration("timeout", MOMENT, Duration::from_secs(1));
+    let ca_file = section.path("ca_file");
+    if !section.has("url") {
+        for key in ["timeout", "ca_file"].into_iter().filter(|key| section.has(key)) {
+            section.mistake(key, wrong("there is no second line", "give its url, or take this out"));
+        }
+    }
+    let line = url.map(|url| {
+        let mut postgres: Postgres = url.value;
+        match (postgres.sslmode, ca_file) {
+            (SslMode::Disable, Some(_)) => {
+                let what = wrong("the second line is not reached by TLS", "take it out, or write ?sslmode=verify-full");
+                section.mistake("ca_file", what);
+            }
+            (_, file) => postgres.ca_file = file,
+        }
+        if !matches!(store.backend, Backend::Redis(_)) {
+            let what =
+                wrong("a second line stands behind Redis alone", "take it out, or set store.url to redis://HOST");
+            section.mistake("url", what);
+        }
+        if !names_a_schema(&store.prefix) {
+            let what = format!("store.prefix {:?} cannot name a schema", store.prefix);
+            section.mistake("url", wrong(what, SCHEMA));
+        }
+        risks::of_second_line(&section, &postgres);
+        SecondLine { postgres, timeout }
+    });
+    section.finish();
+    line
+}
+
+/// Whether Postgres takes a prefix for the name of a schema: it cuts long ones off, and keeps `pg_` to itself.
+fn names_a_schema(prefix: &str) -> bool {
+    prefix.len() <= 63 && !prefix.starts_with("pg_")
+}
+
+const SCHEMA: &str = "at most 63 characters, and not pg_ at the beginning";
+
 /// The prefix that every deployment has which does not set one.
 pub(super) const DEFAULT_PREFIX: &str = "once";
 
-fn redis_tls(section: &mut Section<'_>) -> RedisTls {
-    RedisTls { ca_file: section.path("ca_file"), client: section.client_certificate() }
+const OF_TLS: [&str; 3] = ["ca_file", "client_cert_file", "client_key_file"];
+const OF_SENTINELS: [&str; 2] = ["sentinel_username", "sentinel_password"];
+const OF_REPLICAS: [&str; 2] = ["wait_replicas", "wait_aof"];
+
+/// Reads what only some stores have, and refuses what does not fit to the URL; where that is wrong itself, nothing is said.
+fn with_own_settings(section: &mut Section<'_>, backend: &mut Backend, timeout: Duration, wrongly_given: bool) {
+    let tls = RedisTls { ca_file: section.path("ca_file"), client: section.client_certificate() };
+    let acknowledged = acknowledged(section, timeout);
+    let [username, password] = OF_SENTINELS.map(|key| section.text(key, login).map(|located| located.value));
+    let refuse = |keys: &[&str], what: &str, right: &str| {
+        for key in keys.iter().filter(|key| !wrongly_given && section.has(key)) {
+            section.mistake(key, wrong(what, right));
+        }
+    };
+    let Backend::Redis(redis) = backend else {
+        match backend {
+            Backend::Postgres(postgres) if postgres.sslmode != SslMode::Disable => {
+                (postgres.ca_file, postgres.client) = (tls.ca_file, tls.client);
+            }
+            _ => refuse(&OF_TLS, "the store is not reached by TLS", NO_TLS),
+        }
+        refuse(&OF_SENTINELS, "the store has no sentinels", NO_SENTINELS);
+        if acknowledged.is_some() {
+            refuse(&OF_REPLICAS, "the store has no replicas", "take it out, or name a Redis in the store's URL");
+        }
+        return;
+    };
+    match &mut redis.tls {
+        Some(given) => *given = tls,
+        None => refuse(&OF_TLS, "the store is not reached by TLS", NO_TLS),
+    }
+    match &mut redis.topology {
+        Topology::Sentinel(sentinels) => {
+            if username.is_some() && password.is_none() {
+                section.mistake("sentinel_username", wrong("a user without a password", "give sentinel_password"));
+            }
+            (sentinels.username, sentinels.password) = (username, password.map(Into::into));
+        }
+        _ => refuse(&OF_SENTINELS, "the store has no sentinels", NO_SENTINELS),
+    }
+    redis.acknowledged = acknowledged;
+}
+
+const NO_TLS: &str = "take it out, or write rediss:// (Postgres: ?sslmode=verify-full) in the store's URL";
+const NO_SENTINELS: &str = "take it out, or write redis+sentinel:// in the store's URL";
+
+/// How many waits for replicas must fit into `store.timeout`: a claim may come in behind the wait of others, and must
+/// have the time for a second try.
+const WAITS_IN_A_TIMEOUT: u32 = 4;
+
+/// Reads what a claim waits for.
+fn acknowledged(section: &mut Section<'_>, timeout: Duration) -> Option<Acknowledged> {
+    let replicas = section.read("wait_replicas", count(0, 100)).map_or(0, |located| located.value);
+    let on_disk = section.flag("wait_aof", false);
+    let longest = timeout / WAITS_IN_A_TIMEOUT;
+    let usual = Duration::from_millis(200).min(longest).max(MOMENT);
+    let wait = section.duration("wait_timeout", MOMENT, usual);
+    if wait > longest && section.has("wait_timeout") {
+        let what = "a claim may wait for the replicas twice, and then has no time for another try";
+        section.mistake("wait_timeout", wrong(what, "set it to at most a quarter of store.timeout"));
+    }
+    let replicas = u32::try_from(replicas).unwrap_or(u32::MAX);
+    (replicas > 0 || on_disk).then_some(Acknowledged { replicas, on_disk, timeout: wait })
+}
+
+fn login(text: &str) -> Result<String, Wrong> {
+    if text.is_empty() { Err(wrong("it is empty", "give it, or take it out")) } else { Ok(text.to_owned()) }
 }
 
 impl Section<'_> {

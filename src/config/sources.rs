@@ -41,16 +41,17 @@ fn single_source(text: &str) -> Result<KeySource, Wrong> {
     }
 }
 
+/// The word for the name in the client's certificate.
+const CLIENT_CERT: &str = "client-cert";
+
 /// Parses an entry of `scope`.
 pub(super) fn scope_part(text: &str) -> Result<ScopePart, Wrong> {
     match text.split_once(':') {
         Some(("header", name)) => field_name(name).map(ScopePart::Header),
         Some(("query", name)) => parameter(name).map(ScopePart::Query),
         Some(("constant", constant)) if !constant.is_empty() => Ok(ScopePart::Constant(constant.to_owned())),
-        None if text == "client-cert" => {
-            Err(wrong("\"client-cert\" is not supported by this version", "name a header field that the TLS end sets"))
-        }
-        _ => Err(not_a_part(text, &["header", "query", "constant"], "\"constant:TEXT\"")),
+        None if text == CLIENT_CERT => Ok(ScopePart::ClientCert),
+        _ => Err(not_a_part(text, &["header", "query", "constant"], "\"client-cert\" or \"constant:TEXT\"")),
     }
 }
 
@@ -106,6 +107,7 @@ pub(super) fn print_scope_part(part: &ScopePart) -> String {
     match part {
         ScopePart::Header(name) => format!("header:{name}"),
         ScopePart::Query(name) => format!("query:{name}"),
+        ScopePart::ClientCert => CLIENT_CERT.to_owned(),
         ScopePart::Constant(constant) => format!("constant:{constant}"),
     }
 }

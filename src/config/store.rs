@@ -16,10 +16,30 @@ pub struct StoreConfig {
     pub prefix: String,
     /// Whether a Redis that evicts keys is accepted, although a forgotten claim is a second execution. Default false.
     pub allow_eviction: bool,
+    /// A Postgres behind the store in which every granted claim is entered as well. Only behind Redis.
+    pub second_line: Option<SecondLine>,
+}
+
+impl StoreConfig {
+    /// The longest that one operation may take, all servers together.
+    pub fn longest_operation(&self) -> Duration {
+        let second = self.second_line.as_ref().map_or(Duration::ZERO, |second| second.timeout);
+        self.timeout.saturating_add(second)
+    }
+}
+
+/// The section `[second_line]`.
+#[derive(Clone, Debug)]
+pub struct SecondLine {
+    /// Where it is.
+    pub postgres: Postgres,
+    /// For one operation there, retries included. Default 1 s.
+    pub timeout: Duration,
 }
 
 /// The back-ends.
 #[derive(Clone, Debug)]
+#[allow(clippy::large_enum_variant, reason = "a process has one")]
 pub enum Backend {
     /// In this process, gone with it.
     Memory,
@@ -28,32 +48,86 @@ pub enum Backend {
         /// The folder; made if it is not there.
         dir: PathBuf,
     },
-    /// One Redis server.
+    /// Redis: one server, one behind sentinels, or a cluster.
     Redis(Redis),
+    /// One Postgres server, or a pooler before it.
+    Postgres(Postgres),
 }
 
 impl Backend {
     /// Whether several proxies can share it.
     pub fn is_shared(&self) -> bool {
-        matches!(self, Backend::Redis(_))
+        matches!(self, Backend::Redis(_) | Backend::Postgres(_))
     }
 }
 
-/// One Redis server: `redis://[user[:password]@]host[:port][/db]`, or `rediss://` for TLS.
+/// Redis, in any of its topologies.
 #[derive(Clone, Debug)]
 pub struct Redis {
-    /// A DNS name or an IP address (v6 without brackets).
-    pub host: String,
-    /// Default 6379.
-    pub port: u16,
-    /// The database number. Default 0.
+    /// Which servers, and who says which of them is the master.
+    pub topology: Topology,
+    /// The database number, 0 on a cluster. Default 0.
     pub db: i64,
     /// The ACL user; `None` is the server's default user.
     pub username: Option<String>,
     /// The password, if one is needed.
     pub password: Option<SecretString>,
-    /// Set for `rediss://`.
+    /// Set for `rediss://` and its kin; sentinels are reached by TLS as well then.
     pub tls: Option<RedisTls>,
+    /// What a claim waits for before it counts; `None` is the server's own answer.
+    pub acknowledged: Option<Acknowledged>,
+}
+
+impl Redis {
+    /// These servers without a password, with everything else as by default.
+    pub fn new(topology: Topology) -> Redis {
+        Redis { topology, db: 0, username: None, password: None, tls: None, acknowledged: None }
+    }
+}
+
+/// How the servers of one Redis hang together.
+#[derive(Clone, Debug)]
+pub enum Topology {
+    /// One server: `redis://[user[:password]@]host[:port][/db]`.
+    One(Place),
+    /// A master that sentinels name: `redis+sentinel://[user[:password]@]host[:port],…/name[/db]`.
+    Sentinel(Sentinels),
+    /// A cluster, found through any of these nodes: `redis+cluster://[user[:password]@]host[:port],…`.
+    Cluster(Vec<Place>),
+}
+
+/// Where a server listens.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// A DNS name or an IP address (v6 without brackets).
+    pub host: String,
+    /// Default 6379, of a sentinel 26379.
+    pub port: u16,
+}
+
+/// The sentinels, and what they call the master.
+#[derive(Clone, Debug)]
+pub struct Sentinels {
+    /// All that are known: one that does not answer holds nothing up.
+    pub places: Vec<Place>,
+    /// The name of the master in their settings.
+    pub master: String,
+    /// The ACL user at the sentinels (`store.sentinel_username`).
+    pub username: Option<String>,
+    /// The password at the sentinels (`store.sentinel_password`); the store's own is never sent to them.
+    pub password: Option<SecretString>,
+}
+
+/// What must be acknowledged before a claim counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Acknowledged {
+    /// By how many replicas (`store.wait_replicas`).
+    pub replicas: u32,
+    /// Whether having it in memory is not enough: the master and each of these replicas must have it on disk
+    /// (`store.wait_aof`, Redis 7.2).
+    pub on_disk: bool,
+    /// How long is waited for them (`store.wait_timeout`). Default 200 ms.
+    pub timeout: Duration,
 }
 
 /// How TLS to Redis is verified.
@@ -63,4 +137,37 @@ pub struct RedisTls {
     pub ca_file: Option<PathBuf>,
     /// PEM client certificate and key (`store.client_cert_file`, `store.client_key_file`), both or none.
     pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// One Postgres server: `postgres://user[:password]@host[:port]/database[?sslmode=…]`.
+#[derive(Clone, Debug)]
+pub struct Postgres {
+    /// A DNS name or an IP address (v6 without brackets).
+    pub host: String,
+    /// Default 5432.
+    pub port: u16,
+    /// The database's name.
+    pub database: String,
+    /// The role to log in as.
+    pub user: String,
+    /// The password, if one is needed.
+    pub password: Option<SecretString>,
+    /// Whether TLS is spoken, and what it proves. Default disable.
+    pub sslmode: SslMode,
+    /// PEM certificates to trust instead of the system's.
+    pub ca_file: Option<PathBuf>,
+    /// PEM client certificate and key, both or none.
+    pub client: Option<(PathBuf, PathBuf)>,
+}
+
+/// What TLS to Postgres is asked to prove; the words are those of libpq.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SslMode {
+    /// No TLS.
+    Disable,
+    /// TLS. With a CA file the server's certificate must come from there; the name in it is not looked at. Without one
+    /// nothing is proven.
+    Require,
+    /// TLS, and the certificate must be trusted and carry the host of the URL.
+    VerifyFull,
 }

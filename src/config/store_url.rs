@@ -8,13 +8,19 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::host_and_port;
 use super::mistakes::{Wrong, wrong};
-use super::store::{Backend, Redis, RedisTls};
+use super::postgres_url;
+use super::store::{Backend, Place, Redis, RedisTls, Sentinels, Topology};
 
 /// What stands where a secret stood.
 pub(super) const MASK: &str = "***";
 
-const KINDS: &str = "write \"memory:\", \"disk:DIR\", \"redis://HOST\" or \"rediss://HOST\"";
+const KINDS: &str = "write \"memory:\", \"disk:DIR\", \"redis://HOST\", \"redis+sentinel://HOSTS/NAME\", \
+                     \"redis+cluster://HOSTS\" (rediss for TLS) or \"postgres://USER:PASSWORD@HOST/DATABASE\"";
 const REDIS: &str = "write redis://[USER:PASSWORD@]HOST[:PORT][/DB], with odd characters of the password as %XX";
+const SENTINEL: &str = "write redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT],…/MASTER[/DB]";
+const CLUSTER: &str = "write redis+cluster://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT],…";
+const PORT: u16 = 6379;
+const SENTINEL_PORT: u16 = 26379;
 
 /// Parses the URL of a store.
 pub(super) fn parse(text: &str) -> Result<Backend, Wrong> {
@@ -25,11 +31,13 @@ pub(super) fn parse(text: &str) -> Result<Backend, Wrong> {
         "memory" if rest.is_empty() => Ok(Backend::Memory),
         "memory" => Err(wrong("the memory store has no place", "write \"memory:\"")),
         "disk" => disk(rest),
-        "redis" => redis(rest, None),
-        "rediss" => redis(rest, Some(RedisTls::default())),
-        "redis+sentinel" | "redis+cluster" | "postgres" | "postgresql" => {
-            Err(wrong(format!("{scheme}:// is not supported by this version"), KINDS))
-        }
+        "redis" => redis(rest, false),
+        "rediss" => redis(rest, true),
+        "redis+sentinel" => sentinel(rest, false),
+        "rediss+sentinel" => sentinel(rest, true),
+        "redis+cluster" => cluster(rest, false),
+        "rediss+cluster" => cluster(rest, true),
+        "postgres" | "postgresql" => postgres_url::parse(rest).map(Backend::Postgres),
         _ => Err(wrong("there is no store of this kind", KINDS)),
     }
 }
@@ -47,8 +55,36 @@ fn disk(dir: &str) -> Result<Backend, Wrong> {
     Ok(Backend::Disk { dir: PathBuf::from(dir) })
 }
 
-fn redis(rest: &str, tls: Option<RedisTls>) -> Result<Backend, Wrong> {
-    let rest = rest.strip_prefix("//").ok_or_else(|| wrong("two slashes are missing after the scheme", REDIS))?;
+fn redis(rest: &str, tls: bool) -> Result<Backend, Wrong> {
+    let (login, place, path) = parts(rest, REDIS)?;
+    let topology = Topology::One(self::place(place, PORT, REDIS)?);
+    Ok(Backend::Redis(Redis { db: database(path)?, ..login.to(topology, tls) }))
+}
+
+fn sentinel(rest: &str, tls: bool) -> Result<Backend, Wrong> {
+    let (login, hosts, path) = parts(rest, SENTINEL)?;
+    let places = places(hosts, SENTINEL_PORT, SENTINEL)?;
+    let (master, db) = path.split_once('/').unwrap_or((path, ""));
+    let allowed = |byte: u8| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte);
+    if master.is_empty() || !master.bytes().all(allowed) {
+        return Err(wrong("the name under which the sentinels know the master is missing, or odd", SENTINEL));
+    }
+    let sentinels = Sentinels { places, master: master.to_owned(), username: None, password: None };
+    Ok(Backend::Redis(Redis { db: database(db)?, ..login.to(Topology::Sentinel(sentinels), tls) }))
+}
+
+fn cluster(rest: &str, tls: bool) -> Result<Backend, Wrong> {
+    let (login, hosts, path) = parts(rest, CLUSTER)?;
+    let places = places(hosts, PORT, CLUSTER)?;
+    if database(path)? != 0 {
+        return Err(wrong("a cluster has only database 0", "take the number out, and set store.prefix"));
+    }
+    Ok(Backend::Redis(login.to(Topology::Cluster(places), tls)))
+}
+
+/// The parts that all URLs of Redis have: who comes in, where, and what follows the first slash.
+fn parts<'a>(rest: &'a str, right: &'static str) -> Result<(Login, &'a str, &'a str), Wrong> {
+    let rest = rest.strip_prefix("//").ok_or_else(|| wrong("two slashes are missing after the scheme", right))?;
     // A password with a raw `/`, `?` or `#` would end the authority too early; then a later part holds the `@`.
     let (authority, path) = rest.split_once('/').unwrap_or((rest, ""));
     if path.contains('@') {
@@ -62,27 +98,46 @@ fn redis(rest: &str, tls: Option<RedisTls>) -> Result<Backend, Wrong> {
         None => (None, authority),
     };
     let (username, password) = user.map_or(Ok((None, None)), credentials)?;
-    let (host, port) = host_and_port(place).map_err(|()| wrong("the URL has no valid host and port", REDIS))?;
-    let port = match port {
-        Some(0) => return Err(wrong("port 0 cannot be connected to", REDIS)),
-        given => given.unwrap_or(6379),
-    };
-    let db = match path {
-        "" => 0,
-        digits if digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() <= 5 => digits.parse().unwrap_or(0),
-        _ => {
-            return Err(wrong(
-                "what follows the host is not a database number",
-                "write a number such as /0, or nothing",
-            ));
-        }
-    };
-    Ok(Backend::Redis(Redis { host, port, db, username, password, tls }))
+    Ok((Login { username, password }, place, path))
 }
 
-type Credentials = (Option<String>, Option<SecretString>);
+struct Login {
+    username: Option<String>,
+    password: Option<SecretString>,
+}
 
-fn credentials(text: &str) -> Result<Credentials, Wrong> {
+impl Login {
+    fn to(self, topology: Topology, tls: bool) -> Redis {
+        let Login { username, password } = self;
+        Redis { username, password, tls: tls.then(RedisTls::default), ..Redis::new(topology) }
+    }
+}
+
+fn places(text: &str, usual_port: u16, right: &'static str) -> Result<Vec<Place>, Wrong> {
+    text.split(',').map(|one| place(one, usual_port, right)).collect()
+}
+
+fn place(text: &str, usual_port: u16, right: &'static str) -> Result<Place, Wrong> {
+    let (host, port) = host_and_port(text).map_err(|()| wrong("the URL has no valid host and port", right))?;
+    match port {
+        Some(0) => Err(wrong("port 0 cannot be connected to", right)),
+        given => Ok(Place { host, port: given.unwrap_or(usual_port) }),
+    }
+}
+
+fn database(path: &str) -> Result<i64, Wrong> {
+    match path {
+        "" => Ok(0),
+        digits if digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() <= 5 => Ok(digits.parse().unwrap_or(0)),
+        _ => Err(wrong("what follows the host is not a database number", "write a number such as /0, or nothing")),
+    }
+}
+
+/// A user and a password.
+pub(super) type Credentials = (Option<String>, Option<SecretString>);
+
+/// The user and the password before an `@`.
+pub(super) fn credentials(text: &str) -> Result<Credentials, Wrong> {
     let Some((user, password)) = text.split_once(':') else {
         return Err(wrong("a user without a password", "write USER:PASSWORD@, or :PASSWORD@ for the default user"));
     };
@@ -97,7 +152,7 @@ fn credentials(text: &str) -> Result<Credentials, Wrong> {
     Ok(((!user.is_empty()).then_some(user), Some(password.into())))
 }
 
-fn percent_decode(text: &str) -> Option<String> {
+pub(super) fn percent_decode(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {
@@ -112,7 +167,7 @@ fn percent_decode(text: &str) -> Option<String> {
     String::from_utf8(bytes).ok()
 }
 
-fn percent_encode(text: &str) -> String {
+pub(super) fn percent_encode(text: &str) -> String {
     let mut encoded = String::new();
     for byte in text.bytes() {
         match byte {
@@ -132,10 +187,21 @@ pub(super) fn print(backend: &Backend) -> String {
             let scheme = if redis.tls.is_some() { "rediss" } else { "redis" };
             let user = redis.username.as_deref().map(percent_encode).unwrap_or_default();
             let user = if redis.password.is_some() { format!("{user}:{MASK}@") } else { String::new() };
-            let host = if redis.host.contains(':') { format!("[{}]", redis.host) } else { redis.host.clone() };
-            format!("{scheme}://{user}{host}:{}/{}", redis.port, redis.db)
+            let list = |places: &[Place]| places.iter().map(print_place).collect::<Vec<_>>().join(",");
+            match &redis.topology {
+                Topology::One(place) => format!("{scheme}://{user}{}/{}", print_place(place), redis.db),
+                Topology::Sentinel(Sentinels { places, master, .. }) => {
+                    format!("{scheme}+sentinel://{user}{}/{master}/{}", list(places), redis.db)
+                }
+                Topology::Cluster(places) => format!("{scheme}+cluster://{user}{}", list(places)),
+            }
         }
+        Backend::Postgres(postgres) => postgres_url::print(postgres),
     }
+}
+
+fn print_place(Place { host, port }: &Place) -> String {
+    if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
 }
 
 impl std::fmt::Display for Backend {

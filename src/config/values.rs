@@ -99,6 +99,25 @@ pub(super) fn count(least: usize, most: usize) -> impl Fn(&DeValue<'_>) -> Resul
     }
 }
 
+/// Parses a part of a whole, from 0 to 1.
+pub(super) fn part(value: &DeValue<'_>) -> Result<f64, Wrong> {
+    let right = "write a number from 0 to 1, such as 0.1, without quotes";
+    let text = value.as_float().map(|number| number.as_str()).or(value.as_integer().map(|number| number.as_str()));
+    match text.and_then(|text| text.replace('_', "").parse::<f64>().ok()) {
+        Some(part) if (0.0..=1.0).contains(&part) => Ok(part),
+        Some(part) => Err(wrong(format!("{part} is out of range"), right)),
+        None => Err(wrong(format!("{} is not a number", shown(value)), right)),
+    }
+}
+
+/// Parses the name of a service, as collectors show it.
+pub(super) fn service_name(text: &str) -> Result<String, Wrong> {
+    if (1..=255).contains(&text.len()) && !text.chars().any(char::is_control) {
+        return Ok(text.to_owned());
+    }
+    Err(wrong(format!("{text:?} is not a name"), "write 1 to 255 bytes without control characters"))
+}
+
 /// Parses one of several words.
 pub(super) fn choice<T: Copy>(words: &[(&str, T)]) -> impl Fn(&str) -> Result<T, Wrong> {
     move |text| {

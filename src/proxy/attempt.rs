@@ -7,11 +7,13 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use super::claim::{self, Claimed};
+use super::error::Problem;
 use super::flights::{Conclusion, Lead};
 use super::forward::{self, Caller, Delivery, Outcome, Outgoing};
 use super::headers;
 use super::key::{Identity, Key};
 use super::lease::Lease;
+use super::notes::Notes;
 use super::record::{self, Ending};
 use super::route::Route;
 use super::{InFlight, Shared};
@@ -31,21 +33,22 @@ pub(super) struct Attempt {
     pub(super) identity: Identity,
     pub(super) key: Key,
     pub(super) in_flight: InFlight,
+    pub(super) notes: Notes,
 }
 
 impl Attempt {
     /// Claims, forwards and records; nothing that the caller does cancels it.
     pub(super) async fn run(self: Box<Self>, mut lead: Lead, mut caller: Caller) {
-        match claim::claim(&self.route, &self.store, self.claim.clone()).await {
-            Claimed::Granted(lease, first_form) => self.execute(lease, first_form, lead, caller).await,
-            Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
-            Claimed::GivenUp(lease, problem) => {
-                conclude(&mut lead, &mut caller, Arc::new(problem.into()));
-                tokio::select! {
-                    () = claim::give_up(&lease) => {}
-                    () = self.shared.cut_off.given() => {}
-                }
+        match claim::claim(&self.route, &self.store, self.claim.clone(), &self.notes).await {
+            Claimed::Granted(lease, first_form) if lead.granted() => {
+                self.execute(lease, first_form, lead, caller).await;
             }
+            Claimed::Granted(lease, _) => {
+                let problem = claim::unavailable(&lease.claim().id);
+                self.give_up(lease, problem, lead, caller).await;
+            }
+            Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
+            Claimed::GivenUp(lease, problem) => self.give_up(lease, problem, lead, caller).await,
             Claimed::Elsewhere => {
                 let Attempt { _counted, route, store, claim, outgoing, in_flight, .. } = *self;
                 // From here on it only waits; it should not hold what an attempt needs.
@@ -58,9 +61,24 @@ impl Attempt {
         }
     }
 
-    async fn execute(self: Box<Self>, lease: Box<Lease>, first_form: Option<bool>, mut lead: Lead, mut caller: Caller) {
-        let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, .. } = *self;
-        lead.granted();
+    /// Tells everyone that nothing was sent, and hands the grant back that there is or may still be.
+    async fn give_up(self: Box<Self>, lease: Box<Lease>, problem: Problem, mut lead: Lead, mut caller: Caller) {
+        conclude(&mut lead, &mut caller, Arc::new(problem.into()));
+        tokio::select! {
+            () = claim::give_up(&lease) => {}
+            () = self.shared.cut_off.given() => {}
+        }
+    }
+
+    async fn execute(
+        self: Box<Self>,
+        mut lease: Box<Lease>,
+        first_form: Option<bool>,
+        mut lead: Lead,
+        mut caller: Caller,
+    ) {
+        let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, notes, .. } = *self;
+        lease.write_notes(notes);
         shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
         if let Some(quoted) = first_form {
             headers::keep_key_form(&route.config, &mut outgoing.fields, &key, quoted);

@@ -10,6 +10,7 @@ use tokio::time::Instant;
 use super::error::{Kind, Problem};
 use super::flights::{Conclusion, Lead};
 use super::lease::{Lease, Retries};
+use super::notes::Notes;
 use super::route::Route;
 use crate::config::{self, OnStoreError};
 use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Token};
@@ -46,10 +47,12 @@ pub fn attempt(route: &config::Route, id: &RecordId, fingerprint: &Fingerprint, 
 }
 
 /// Asks the store.
-pub async fn claim(route: &Route, store: &Arc<dyn Store>, claim: Claim) -> Claimed {
+pub async fn claim(route: &Route, store: &Arc<dyn Store>, claim: Claim, notes: &Notes) -> Claimed {
     // The clock starts before the message does: the lease cannot have begun earlier.
     let begun = Instant::now();
-    let reply = match store.claim(&claim).await {
+    let reply = store.claim(&claim).await;
+    notes.stored("store claim", Some(begun), reply.as_ref().err().map(|error| error.kind.as_str()));
+    let reply = match reply {
         Ok(reply) => reply,
         Err(error) => return failed(route, store, claim, begun, &error),
     };
@@ -142,8 +145,17 @@ pub enum Looked {
 }
 
 /// Looks at a record, without claiming it.
-pub async fn look(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerprint: &Fingerprint) -> Looked {
-    match store.look(id, fingerprint).await {
+pub async fn look(
+    route: &Route,
+    store: &Arc<dyn Store>,
+    id: &RecordId,
+    fingerprint: &Fingerprint,
+    notes: &Notes,
+) -> Looked {
+    let began = notes.clock();
+    let reply = store.look(id, fingerprint).await;
+    notes.stored("store look", began, reply.as_ref().err().map(|error| error.kind.as_str()));
+    match reply {
         Ok(LookReply::Absent) => Looked::Absent,
         Ok(LookReply::InProgress { .. }) => Looked::Running,
         Ok(LookReply::Completed(replay)) => Looked::Concluded(replayed(route, id, replay)),
@@ -157,8 +169,14 @@ pub async fn look(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerpr
 }
 
 /// What the store says to a request that met a flight of another process with another fingerprint.
-pub async fn ask(route: &Route, store: &Arc<dyn Store>, id: &RecordId, fingerprint: &Fingerprint) -> Conclusion {
-    match look(route, store, id, fingerprint).await {
+pub async fn ask(
+    route: &Route,
+    store: &Arc<dyn Store>,
+    id: &RecordId,
+    fingerprint: &Fingerprint,
+    notes: &Notes,
+) -> Conclusion {
+    match look(route, store, id, fingerprint, notes).await {
         Looked::Concluded(conclusion) => conclusion,
         Looked::Absent | Looked::Running => Problem::in_progress(id).into(),
     }
@@ -182,7 +200,8 @@ pub async fn elsewhere(
         }
     };
     loop {
-        match look(route, store, id, fingerprint).await {
+        // One of a row that has no end in sight, and nobody's own.
+        match look(route, store, id, fingerprint, &Notes::none()).await {
             Looked::Running => {}
             Looked::Concluded(Conclusion::Replay(replay, _)) => return Conclusion::Replay(replay, true),
             Looked::Concluded(conclusion) => return conclusion,

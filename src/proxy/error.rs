@@ -42,6 +42,8 @@ pub enum Kind {
     BodyTooLarge,
     /// The request body did not arrive in time.
     BodyTimeout,
+    /// The client waits to be told to send the body, and cannot be.
+    ExpectationFailed,
     /// No route takes the request.
     NoRoute,
     /// The request names a host that may not be reached.
@@ -61,6 +63,7 @@ impl Kind {
             Kind::StoreUnavailable | Kind::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
+            Kind::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
             Kind::NoRoute => StatusCode::NOT_FOUND,
             Kind::EgressRefused => StatusCode::FORBIDDEN,
         }
@@ -80,6 +83,7 @@ impl Kind {
             Kind::StoreUnavailable => "store-unavailable",
             Kind::BodyTooLarge => "body-too-large",
             Kind::BodyTimeout => "body-timeout",
+            Kind::ExpectationFailed => "expectation-failed",
             Kind::NoRoute => "no-route",
             Kind::EgressRefused => "egress-refused",
             Kind::Overloaded => "overloaded",
@@ -101,15 +105,27 @@ impl Kind {
             Kind::StoreUnavailable => "The idempotency store cannot answer",
             Kind::BodyTooLarge => "The request body is too large",
             Kind::BodyTimeout => "The request body did not arrive in time",
+            Kind::ExpectationFailed => "The request body is awaited without 100 (Continue)",
             Kind::NoRoute => "No route takes this request",
             Kind::EgressRefused => "The host may not be reached through this proxy",
             Kind::Overloaded => "Too many requests at a time",
         }
     }
 
+    /// The `type` in the member `error`. Stripe's SDK for Node takes every JSON object without such a member for a
+    /// success, whatever its status: a charge in doubt would pass for one that was made.
+    fn stripe_type(self) -> &'static str {
+        match self {
+            Kind::KeyReused | Kind::RequestInProgress => "idempotency_error",
+            Kind::OutcomeUnknown | Kind::ResponseNotRetained => "api_error",
+            _ if self.status().is_client_error() => "invalid_request_error",
+            _ => "api_error",
+        }
+    }
+
     fn retry(self) -> Option<Retry> {
         match self {
-            Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid | Kind::BodyTooLarge => {
+            Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid | Kind::BodyTooLarge | Kind::ExpectationFailed => {
                 Some(Retry::AfterCorrection)
             }
             Kind::KeyReused => Some(Retry::NewKey),
@@ -130,7 +146,9 @@ impl Kind {
             Kind::KeyReused => RequestResult::KeyReused,
             Kind::RequestInProgress => RequestResult::InProgress,
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => RequestResult::Unknown,
-            Kind::BodyInvalid | Kind::BodyTooLarge | Kind::BodyTimeout => RequestResult::BodyRejected,
+            Kind::BodyInvalid | Kind::BodyTooLarge | Kind::BodyTimeout | Kind::ExpectationFailed => {
+                RequestResult::BodyRejected
+            }
             Kind::UpstreamUnreachable => RequestResult::NotSent,
             Kind::ResponseNotRetained => RequestResult::NotRetained,
             Kind::StoreUnavailable => RequestResult::StoreError,
@@ -335,6 +353,8 @@ impl Problem {
         body.insert("type".into(), format!("urn:onceproxy:problem:{}", self.kind.word()).into());
         body.insert("title".into(), self.kind.title().into());
         body.insert("status".into(), status.as_u16().into());
+        let (kind, code) = (self.kind.stripe_type(), self.kind.word());
+        body.insert("error".into(), serde_json::json!({"type": kind, "code": code, "message": self.detail}));
         body.insert("detail".into(), self.detail.into());
         if let Some(retry) = self.retry {
             body.insert("retry".into(), retry.word().into());

@@ -59,6 +59,11 @@ impl Policy {
         Policy { id: id(config.body, &headers, &ignore), body: config.body, headers, ignored }
     }
 
+    /// Whether the fingerprint is the same for every body.
+    pub fn ignores_body(&self) -> bool {
+        self.body == BodyMode::Ignore
+    }
+
     /// The fingerprint of a request whose whole body is there.
     ///
     /// # Errors

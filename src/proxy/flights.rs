@@ -4,7 +4,7 @@
 //! is the only thing that requests on different cores share; its locks are held for a look-up and never over an await.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
@@ -16,6 +16,13 @@ use crate::record::{Fingerprint, RecordId, Replay, Response};
 
 const SHARDS: usize = 64;
 
+/// Whether the attempt may send: not decided yet.
+const ASKED: u8 = 0;
+/// It may: the store granted the claim.
+const GRANTED: u8 = 1;
+/// It may not any more: its caller was told that nothing is sent.
+const CALLED_OFF: u8 = 2;
+
 /// How an attempt ended, for its caller and for all who joined it.
 #[derive(Clone, Debug)]
 pub enum Conclusion {
@@ -25,6 +32,17 @@ pub enum Conclusion {
     Replay(Box<Replay>, bool),
     /// Nothing to show but a problem.
     Problem(Box<Problem>),
+}
+
+impl Conclusion {
+    /// The response as it is recorded, if it is one.
+    pub fn recorded(&self) -> Option<&Response> {
+        match self {
+            Conclusion::Answered(answered) => Some(&answered.recorded),
+            Conclusion::Replay(replay, _) => Some(&replay.response),
+            Conclusion::Problem(_) => None,
+        }
+    }
 }
 
 impl From<Problem> for Conclusion {
@@ -82,7 +100,8 @@ pub enum Stage {
 #[derive(Debug)]
 pub struct Flight {
     fingerprint: Fingerprint,
-    granted: AtomicBool,
+    /// [`ASKED`], and then once and for all [`GRANTED`] or [`CALLED_OFF`].
+    leave_to_send: AtomicU8,
     /// The attempt's caller was told that the outcome is unknown, while the attempt goes on.
     told_unknown: AtomicBool,
     stage: watch::Sender<Stage>,
@@ -103,6 +122,17 @@ pub enum Turn {
     Join(Seat),
 }
 
+impl Flight {
+    fn was_granted(&self) -> bool {
+        self.leave_to_send.load(Ordering::Acquire) == GRANTED
+    }
+
+    /// Decides whether the attempt may send, unless that is decided already. Says whether it is decided like this now.
+    fn decide(&self, leave: u8) -> bool {
+        self.leave_to_send.compare_exchange(ASKED, leave, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+}
+
 impl Flights {
     /// An empty table.
     pub fn new() -> Arc<Flights> {
@@ -118,7 +148,7 @@ impl Flights {
         }
         let flight = Arc::new(Flight {
             fingerprint: *fingerprint,
-            granted: AtomicBool::new(false),
+            leave_to_send: AtomicU8::new(ASKED),
             told_unknown: AtomicBool::new(false),
             stage: watch::Sender::new(Stage::Claiming),
         });
@@ -167,10 +197,14 @@ impl Lead {
         self.flight.told_unknown.load(Ordering::Acquire)
     }
 
-    /// Says that the store granted the claim.
-    pub fn granted(&self) {
-        self.flight.granted.store(true, Ordering::Release);
-        self.flight.stage.send_replace(Stage::Granted);
+    /// Says that the store granted the claim. False if the attempt was called off before that, and must not send.
+    #[must_use = "an attempt that was called off must not send"]
+    pub fn granted(&self) -> bool {
+        let granted = self.flight.decide(GRANTED);
+        if granted {
+            self.flight.stage.send_replace(Stage::Granted);
+        }
+        granted
     }
 
     /// Says that another process holds the claim.
@@ -232,9 +266,10 @@ impl Witness {
         self.0.told_unknown.store(true, Ordering::Release);
     }
 
-    /// Whether this process's attempt was granted the claim.
-    pub fn was_granted(&self) -> bool {
-        self.0.granted.load(Ordering::Acquire)
+    /// Calls the attempt off, unless its claim was granted by now: whoever is told that nothing was sent must be told the
+    /// truth, also about what comes later. Says whether it is called off.
+    pub fn call_off(&self) -> bool {
+        self.0.decide(CALLED_OFF)
     }
 }
 
@@ -253,7 +288,7 @@ impl Seat {
 
     /// Whether this process's attempt was granted the claim.
     pub fn was_granted(&self) -> bool {
-        self.flight.granted.load(Ordering::Acquire)
+        self.flight.was_granted()
     }
 
     /// How far the flight is.

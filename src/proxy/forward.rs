@@ -20,6 +20,7 @@ use super::error::Problem;
 use super::flights::{Conclusion, Seat};
 use super::headers::{self, CacheStatus};
 use super::lease::Lease;
+use super::notes::Sending;
 use super::route::Route;
 use crate::config::Verdict;
 use crate::metrics::RequestResult;
@@ -111,19 +112,42 @@ pub struct Whole {
 
 /// Sends the request and reads the response, under the lease.
 pub async fn forward(route: &Route, lease: &Lease, mut outgoing: Outgoing, caller: &mut Caller) -> Outcome {
+    let mut sending = Sending::begin(lease.notes(), &route.config, &outgoing.method, &outgoing.target);
+    let outcome = attempt(route, lease, &mut outgoing, &mut sending, caller).await;
+    match &outcome {
+        Outcome::Answered(whole) => sending.ended(Some(whole.status.as_u16()), None),
+        Outcome::Flowed(kept) => sending.ended(Some(kept.status()), None),
+        Outcome::Unknown(reason, kept) => sending.ended(kept.as_ref().map(Response::status), Some(reason.as_str())),
+        Outcome::NotSent(_) => sending.ended(None, Some("not-sent")),
+    }
+    outcome
+}
+
+async fn attempt(
+    route: &Route,
+    lease: &Lease,
+    outgoing: &mut Outgoing,
+    sending: &mut Sending,
+    caller: &mut Caller,
+) -> Outcome {
     let started = Instant::now();
-    let head = match timeout_at(lease.abandon_at(), send(route, lease, &outgoing)).await {
+    let head = match timeout_at(lease.abandon_at(), send(route, lease, outgoing, sending)).await {
         Ok(Ok(head)) => head,
         Ok(Err(outcome)) => return outcome,
         Err(_) if lease.was_sent() => return Outcome::Unknown(Reason::Timeout, None),
         Err(_) => return Outcome::NotSent(unreachable("no connection could be made in time")),
     };
-    let outcome = receive(route, lease, &mut outgoing, head, caller).await;
+    let outcome = receive(route, lease, outgoing, head, caller).await;
     route.metrics.upstream_seconds.observe(started.elapsed().as_secs_f64());
     outcome
 }
 
-async fn send(route: &Route, lease: &Lease, outgoing: &Outgoing) -> Result<http::Response<ResponseBody>, Outcome> {
+async fn send(
+    route: &Route,
+    lease: &Lease,
+    outgoing: &Outgoing,
+    sending: &mut Sending,
+) -> Result<http::Response<ResponseBody>, Outcome> {
     let mut connection = route.pool.checkout().await;
     for resend in [false, true] {
         let ready = match connection {
@@ -135,7 +159,9 @@ async fn send(route: &Route, lease: &Lease, outgoing: &Outgoing) -> Result<http:
         };
         lease.may_send().await.map_err(Outcome::NotSent)?;
         lease.set_sent(true);
-        match ready.send(outgoing.request()).await {
+        let mut request = outgoing.request();
+        sending.mark(request.headers_mut());
+        match ready.send(request).await {
             Ok(response) => return Ok(response),
             Err(SendError::NotSent { source, .. }) => {
                 lease.set_sent(false);
@@ -143,6 +169,7 @@ async fn send(route: &Route, lease: &Lease, outgoing: &Outgoing) -> Result<http:
                     return Err(Outcome::NotSent(unreachable(source)));
                 }
                 route.metrics.upstream_resends.inc();
+                sending.again();
                 connection = route.pool.connect().await;
             }
             Err(error @ SendError::MayHaveRun { .. }) => {
@@ -171,7 +198,7 @@ async fn receive(
     let (head, mut body) = response.into_parts();
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         // Nobody asked for it. Passed on, it would make the caller read what follows as another protocol.
-        return Outcome::Unknown(Reason::Status, Some(kept_head(route, &head)));
+        return Outcome::Unknown(Reason::Status, Some(kept_head(route, lease, &head)));
     }
     let bodiless = outgoing.method == Method::HEAD || head.status == StatusCode::NOT_MODIFIED;
     let limit = route.config.max_response_body;
@@ -190,9 +217,9 @@ async fn receive(
         Ok(Ok(Collected::TooMuch(begun))) => flow(route, lease, &head, begun, body, caller).await,
         Ok(Err(error)) => {
             tracing::warn!(record = %lease.claim().id, error = %Chain(&*error), "upstream's response broke off");
-            Outcome::Unknown(Reason::Truncated, Some(kept_head(route, &head)))
+            Outcome::Unknown(Reason::Truncated, Some(kept_head(route, lease, &head)))
         }
-        Err(_) => Outcome::Unknown(Reason::Timeout, Some(kept_head(route, &head))),
+        Err(_) => Outcome::Unknown(Reason::Timeout, Some(kept_head(route, lease, &head))),
     }
 }
 
@@ -203,8 +230,9 @@ fn is_event_stream(head: &response::Parts) -> bool {
     })
 }
 
-fn kept_head(route: &Route, head: &response::Parts) -> Response {
-    headers::recorded(&route.config, head.status.as_u16(), &headers::from_upstream(head, false), None, None)
+fn kept_head(route: &Route, lease: &Lease, head: &response::Parts) -> Response {
+    let fields = headers::from_upstream(head, false);
+    headers::recorded(&route.config, head.status.as_u16(), &fields, None, None, lease.notes().origin())
 }
 
 enum Collected {
@@ -243,7 +271,7 @@ async fn flow(
     mut body: ResponseBody,
     caller: &mut Caller,
 ) -> Outcome {
-    let kept = kept_head(route, head);
+    let kept = kept_head(route, lease, head);
     let patience = lease.claim().abandon_after;
     let mut relay = Relay::start(route, lease, head, caller);
     if !begun.is_empty() {

@@ -17,6 +17,7 @@ use http::{Version, request, response};
 use super::key::Key;
 use crate::config::{ForwardKey, Forwarded, KeySource, Route};
 use crate::record::Response;
+use crate::trace::Context;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
@@ -72,6 +73,12 @@ impl CacheStatus {
 /// Appends this hop's `Cache-Status`, after those of hops nearer the origin (RFC 9211 section 2).
 pub fn add_cache_status(fields: &mut HeaderMap, status: &CacheStatus) {
     fields.append(CACHE_STATUS, status.to_value());
+}
+
+/// What this hop said in `Cache-Status`.
+pub fn own_cache_status(fields: &HeaderMap) -> Option<&str> {
+    let last = fields.get_all(CACHE_STATUS).iter().next_back()?;
+    last.to_str().ok().filter(|status| status.starts_with(PSEUDONYM))
 }
 
 /// Marks a response that comes from a record.
@@ -181,11 +188,21 @@ pub fn to_upstream(route: &Route, head: &request::Parts, peer: Peer, key: Option
     if let (Some((key, quoted)), ForwardKey::Renamed(name)) = (key, &route.forward_key) {
         fields.insert(name, key.to_header_value(quoted));
     }
+    if route.upstream.http2 && takes_trailers(&head.headers) {
+        // Of one hop like all of `TE`, and true of this one as well. gRPC servers refuse calls without it.
+        fields.append(TE, HeaderValue::from_static("trailers"));
+    }
     if route.forwarded == Forwarded::Append {
         append_forwarded(&mut fields, head, peer, &named);
     }
     add_via(&mut fields, head.version);
     fields
+}
+
+/// Whether the client says that it can be sent trailers (RFC 9110 section 10.1.4).
+fn takes_trailers(fields: &HeaderMap) -> bool {
+    let mut codings = fields.get_all(TE).into_iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
+    codings.any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
 }
 
 /// Puts the key into the form of the first time, where a resend would otherwise show another one.
@@ -259,7 +276,7 @@ fn forwarded_element(peer: Peer, host: Option<&HeaderValue>) -> (Bytes, Range<us
     let (open, close) = if is_ipv6 { ("for=\"[", "]\"") } else { ("for=", "") };
     text.push_str(open);
     match peer.ip {
-        Some(ip) => text.push_str(&ip.to_string()),
+        Some(ip) => push_address(&mut text, ip),
         // A client on a Unix socket has no address. Left out, it would pass for the one before it.
         None => text.push_str("unknown"),
     }
@@ -273,6 +290,21 @@ fn forwarded_element(peer: Peer, host: Option<&HeaderValue>) -> (Bytes, Range<us
         }
     }
     (text.into(), address)
+}
+
+/// Writes an address as its `Display` does. IPv4 by hand: it is in every request, and formatting is many times dearer.
+fn push_address(text: &mut String, ip: IpAddr) {
+    let IpAddr::V4(ip) = ip else { return text.push_str(&ip.to_string()) };
+    for (at, octet) in ip.octets().into_iter().enumerate() {
+        if at > 0 {
+            text.push('.');
+        }
+        for (least, unit) in [(100, 100), (10, 10), (0, 1)] {
+            if octet >= least {
+                text.push(char::from(b'0' + octet / unit % 10));
+            }
+        }
+    }
 }
 
 /// One line with what was received, if anything, and this element at its end.
@@ -332,13 +364,24 @@ fn is_recorded(route: &Route, name: &HeaderName) -> bool {
     !personal || route.keep_headers.contains(name)
 }
 
-/// The response as it is recorded: without what must not be kept.
+/// Under this a record keeps the place in a trace at which its response was made, before all fields. It is no name of a
+/// field: no upstream can send it, and a replay leaves it out like everything that is none, in every version and build.
+const ORIGIN: &[u8] = b":traceparent";
+
+/// The place in a trace at which a recorded response was made, if that was noted.
+pub fn origin(response: &Response) -> Option<Context> {
+    let (name, value) = response.headers().next()?;
+    if name == ORIGIN { Context::parse(value) } else { None }
+}
+
+/// The response as it is recorded: without what must not be kept, and with the place in a trace at which it was made.
 pub fn recorded(
     route: &Route,
     status: u16,
     fields: &HeaderMap,
     trailers: Option<&HeaderMap>,
     body: Option<Bytes>,
+    origin: Option<Context>,
 ) -> Response {
     fn lines<'a>(route: &'a Route, fields: &'a HeaderMap) -> impl Iterator<Item = (&'a [u8], &'a [u8])> {
         fields
@@ -347,7 +390,9 @@ pub fn recorded(
             .map(|(name, value)| (name.as_str().as_bytes(), value.as_bytes()))
     }
     let trailers = trailers.into_iter().flat_map(|fields| lines(route, fields));
-    Response::new(status, lines(route, fields), trailers, body)
+    let origin = origin.map(|context| context.to_text());
+    let origin = origin.iter().map(|text| (ORIGIN, &text[..]));
+    Response::new(status, origin.chain(lines(route, fields)), trailers, body)
 }
 
 /// The fields of a recorded response. Stored names and values were checked when they came in; a damaged one is left out.
@@ -412,7 +457,7 @@ mod tests {
         for octet in 0..=255 {
             let ip = IpAddr::from([octet, 255 - octet, 0, octet]);
             let mut text = String::new();
-            text.push_str(&ip.to_string());
+            push_address(&mut text, ip);
             assert_eq!(text, ip.to_string());
         }
     }

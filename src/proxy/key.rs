@@ -18,7 +18,7 @@ use http::header::{CONNECTION, HeaderName};
 use http::request::Parts;
 
 pub use fault::{InvalidKey, KeyFault, Malformed};
-pub use identity::{Identity, identify};
+pub use identity::{ClientName, Identity, identify};
 pub use json::JsonFault;
 
 use crate::config::{KeySource, Route, ScopePart};
@@ -138,7 +138,7 @@ pub fn check_connection(route: &Route, head: &Parts) -> Result<(), KeyFault> {
         |name: &HeaderName| options().any(|option| option.trim_ascii().eq_ignore_ascii_case(name.as_str().as_bytes()));
     let scope = route.scope.iter().filter_map(|part| match part {
         ScopePart::Header(name) => Some(name),
-        ScopePart::Query(_) | ScopePart::Constant(_) => None,
+        ScopePart::Query(_) | ScopePart::ClientCert | ScopePart::Constant(_) => None,
     });
     let refused = route
         .key

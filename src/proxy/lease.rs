@@ -11,6 +11,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::error::{Kind, Problem};
+use super::notes::Notes;
 use crate::metrics::RouteMetrics;
 use crate::record::{Claim, CompleteReply, DoubtReply, Reason, ReleaseReply, RenewReply, Response};
 use crate::store::{Store, StoreError};
@@ -34,6 +35,8 @@ pub struct Lease {
     sent: AtomicBool,
     /// False if the store could not be asked, and the route forwards all the same.
     protected: bool,
+    /// Of the request whose attempt it is.
+    notes: Notes,
 }
 
 impl Lease {
@@ -50,6 +53,7 @@ impl Lease {
             operation: tokio::sync::Mutex::new(()),
             sent: AtomicBool::new(false),
             protected: true,
+            notes: Notes::none(),
         }
     }
 
@@ -58,6 +62,16 @@ impl Lease {
         let mut lease = Lease::granted(store, claim, metrics, begun);
         lease.protected = false;
         lease
+    }
+
+    /// Has what it does from now on noted here.
+    pub fn write_notes(&mut self, notes: Notes) {
+        self.notes = notes;
+    }
+
+    /// The notes of the request whose attempt it is.
+    pub fn notes(&self) -> &Notes {
+        &self.notes
     }
 
     /// The claim it is about.
@@ -151,7 +165,9 @@ impl Lease {
     /// Records the response.
     pub async fn complete(&self, response: &Response, retention: Duration) -> Result<CompleteReply, StoreError> {
         let _operation = self.operation.lock().await;
-        let reply = self.store.complete(&self.claim, response, retention).await?;
+        let began = self.notes.clock();
+        let reply = self.store.complete(&self.claim, response, retention).await;
+        let reply = self.noted("store complete", began, reply)?;
         match &reply {
             CompleteReply::Stored | CompleteReply::Already(_) | CompleteReply::WithoutBody { rewritten: false } => {}
             CompleteReply::Rewritten | CompleteReply::WithoutBody { rewritten: true } => {
@@ -169,13 +185,17 @@ impl Lease {
     /// Hands the grant back: nothing was sent, or the upstream said that it did not execute.
     pub async fn release(&self) -> Result<ReleaseReply, StoreError> {
         let _operation = self.operation.lock().await;
-        self.store.release(&self.claim).await
+        let began = self.notes.clock();
+        let reply = self.store.release(&self.claim).await;
+        self.noted("store release", began, reply)
     }
 
     /// Says that nobody can tell.
     pub async fn doubt(&self, reason: Reason, response: Option<&Response>) -> Result<DoubtReply, StoreError> {
         let _operation = self.operation.lock().await;
-        let reply = self.store.doubt(&self.claim, reason, response).await?;
+        let began = self.notes.clock();
+        let reply = self.store.doubt(&self.claim, reason, response).await;
+        let reply = self.noted("store doubt", began, reply)?;
         match reply {
             DoubtReply::Held => 0,
             DoubtReply::Rewritten => self.metrics.rewritten_claims.inc(),
@@ -183,6 +203,16 @@ impl Lease {
         };
         tracing::warn!(record = %self.claim.id, token = %self.claim.token, reason = reason.as_str(), "outcome unknown");
         Ok(reply)
+    }
+
+    fn noted<T>(
+        &self,
+        name: &'static str,
+        began: Option<Instant>,
+        reply: Result<T, StoreError>,
+    ) -> Result<T, StoreError> {
+        self.notes.stored(name, began, reply.as_ref().err().map(|error| error.kind.as_str()));
+        reply
     }
 
     fn since(&self) -> Instant {

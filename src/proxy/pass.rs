@@ -6,25 +6,28 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
-use http::{Request, StatusCode, Uri, request};
+use http::{Request, StatusCode, Uri, Version, request};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
+use tokio::task::JoinHandle;
 
 use super::Shared;
-use super::body::{Body, Held};
+use super::body::{self, Arriving, Body, BodyError, Held};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus, Peer};
+use super::notes::{Notes, Sending};
 use super::respond::Answer;
 use super::route::{self, Route};
 use super::tunnel::{self, Bounds, Offer};
 use crate::metrics::RequestResult;
-use crate::upstream::{RequestBody, ResponseBody, SendError};
+use crate::record::Reason;
+use crate::upstream::{RequestBody, ResponseBody, SendError, switched};
 
 /// The body of a plain request: as it comes, or read already while a key was looked for.
 #[derive(Debug)]
@@ -55,27 +58,49 @@ pub struct Passage<'a> {
     pub idle: Duration,
     /// What counts upgraded connections, and ends them.
     pub shared: &'a Shared,
+    /// What is noted of the request.
+    pub notes: &'a Notes,
 }
 
 /// Forwards a request without protection.
 pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Passage<'_>) -> Result<Answer, Problem> {
     let progress = Progress::default();
+    let owed = Owed(progress.clone());
     let framing = framing(head, &body);
     let offer = Offer::of(head, body.is_there()).filter(|_| route.pool.can_switch());
-    let mut request = Request::new(match body {
-        Plain::Coming(body) if body.is_end_stream() => RequestBody::empty(),
-        Plain::Coming(body) => RequestBody::stream(Watched { body, progress: progress.clone() }),
+    let body = match body {
+        Plain::Coming(body) if body.is_end_stream() => {
+            body::settle(head).await;
+            RequestBody::empty()
+        }
+        Plain::Coming(body) => {
+            let body = body::begun(head, body).await?;
+            let doubt = if head.version == Version::HTTP_2 { Doubt::Unasked } else { Doubt::None };
+            RequestBody::stream(Watched { body, progress: progress.clone(), doubt })
+        }
         Plain::Read(bytes) => RequestBody::full(bytes),
-    });
-    *request.method_mut() = head.method.clone();
-    *request.uri_mut() = Uri::from(route::target(&route.config, head));
-    *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
-    request.headers_mut().extend(framing);
-    if let Some(offer) = &offer {
-        offer.ask(request.headers_mut());
+    };
+    let target = route::target(&route.config, head);
+    let request = |body| {
+        let mut request = Request::new(body);
+        *request.method_mut() = head.method.clone();
+        *request.uri_mut() = Uri::from(target.clone());
+        *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
+        request.headers_mut().extend(framing.clone());
+        if let Some(offer) = &offer {
+            offer.ask(request.headers_mut());
+        }
+        request
+    };
+    let mut sending = Sending::begin(passage.notes, &route.config, &head.method, &target);
+    let sent = progress.bounded(route.config.timeout, send(route, request, body, &mut sending)).await;
+    match &sent {
+        Some(Ok(response)) => sending.ended(Some(response.status().as_u16()), None),
+        Some(Err(Failure::NotSent(_))) => sending.ended(None, Some("not-sent")),
+        Some(Err(Failure::Broken)) => sending.ended(None, Some(Reason::Reset.as_str())),
+        None => sending.ended(None, Some(Reason::Timeout.as_str())),
     }
-    let sending = send(route, request);
-    let Some(sent) = progress.bounded(route.config.timeout, sending).await else {
+    let Some(sent) = sent else {
         return Err(broken(head, Kind::OutcomeUnknownTimeout, "The upstream did not answer in time."));
     };
     let (parts, body) = match sent {
@@ -100,7 +125,8 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
             return Err(broken(head, Kind::OutcomeUnknownBroken, what));
         }
     };
-    let mut response = http::Response::new(Body::passing(body, route.config.abandon_after, passage.held));
+    let mut response =
+        http::Response::new(Body::passing(body, route.config.abandon_after, Box::new((owed, passage.held))));
     *response.status_mut() = parts.status;
     *response.headers_mut() = headers::from_upstream(&parts, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
@@ -119,7 +145,7 @@ fn switch(offer: Option<Offer>, upstream: http::Response<ResponseBody>, passage:
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
     tunnel::announce(response.headers_mut(), protocol);
     let bounds = Bounds { idle, cut_off: shared.cut_off.clone(), counted: shared.tasks.enter(), held };
-    tunnel::run(offer.accepted(http::Response::from_parts(parts, body)), bounds);
+    tunnel::run(offer.accepted(), switched(http::Response::from_parts(parts, body)), bounds, |_| ());
     Some(Answer::new(response, RequestResult::Unprotected))
 }
 
@@ -142,17 +168,28 @@ enum Failure {
     Broken,
 }
 
-async fn send(route: &Route, request: Request<RequestBody>) -> Result<http::Response<ResponseBody>, Failure> {
+/// Sends the request that is made with this body, and once more if that was certainly not sent and the body is still there.
+async fn send(
+    route: &Route,
+    request: impl Fn(RequestBody) -> Request<RequestBody>,
+    body: RequestBody,
+    sending: &mut Sending,
+) -> Result<http::Response<ResponseBody>, Failure> {
     let connection = route.pool.checkout().await.map_err(|error| not_sent(route, &error))?;
-    let again = match connection.send(request).await {
+    let mut first = request(body);
+    sending.mark(first.headers_mut());
+    let mut again = match connection.send(first).await {
         Ok(response) => return Ok(response),
-        // Only a message that was handed back still has its body.
+        // Only a message that was handed back still has its body, or one whose stream was refused before its body came.
         Err(SendError::NotSent { request: Some(request), .. }) => *request,
+        Err(SendError::NotSent { body: Some(body), .. }) => request(*body),
         Err(error @ SendError::NotSent { .. }) => return Err(not_sent(route, &error)),
         Err(error) => return Err(broke(route, &error)),
     };
     route.metrics.upstream_resends.inc();
+    sending.again();
     let connection = route.pool.connect().await.map_err(|error| not_sent(route, &error))?;
+    sending.mark(again.headers_mut());
     match connection.send(again).await {
         Ok(response) => Ok(response),
         Err(error @ SendError::NotSent { .. }) => Err(not_sent(route, &error)),
@@ -184,6 +221,18 @@ struct Progress(Arc<AtomicU64>);
 /// What [`Progress`] counts to when the body broke.
 const BROKEN: u64 = u64::MAX;
 
+/// What it counts to when nobody is owed an answer any more.
+const ABANDONED: u64 = u64::MAX - 1;
+
+/// The answer that is owed to the client, until it has it or is gone.
+struct Owed(Progress);
+
+impl Drop for Owed {
+    fn drop(&mut self) {
+        self.0.0.store(ABANDONED, Ordering::Relaxed);
+    }
+}
+
 impl Progress {
     /// Whether it was the client's body that failed.
     fn is_broken(&self) -> bool {
@@ -204,28 +253,69 @@ impl Progress {
     }
 }
 
+/// Whether the end of a body may be none: in HTTP/2 the body of a request that its client has taken back can end in good
+/// order.
+#[derive(Debug)]
+enum Doubt {
+    /// It is the end.
+    None,
+    /// It has not come yet.
+    Unasked,
+    /// It has come, and is believed once this task has had its turn: the server's, to notice that the request is gone,
+    /// comes before it. A mere second look would not do, since hyper takes several in one turn.
+    Asked(JoinHandle<()>),
+}
+
+/// The client has taken its request back.
+#[derive(Debug, thiserror::Error)]
+#[error("the client took the request back before its body had ended")]
+struct TakenBack;
+
 /// A request body that says when it moves.
 struct Watched {
-    body: Incoming,
+    body: Arriving,
     progress: Progress,
+    doubt: Doubt,
+}
+
+impl Watched {
+    /// The end, or the news that it is none.
+    fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if matches!(self.doubt, Doubt::Unasked) {
+            self.doubt = Doubt::Asked(tokio::spawn(std::future::ready(())));
+        }
+        if let Doubt::Asked(turn) = &mut self.doubt {
+            // It cannot fail.
+            let _ = ready!(Pin::new(turn).poll(cx));
+            self.doubt = Doubt::None;
+            if self.progress.0.load(Ordering::Relaxed) == ABANDONED {
+                return Poll::Ready(Some(Err(TakenBack.into())));
+            }
+        }
+        Poll::Ready(None)
+    }
 }
 
 impl http_body::Body for Watched {
     type Data = Bytes;
-    type Error = hyper::Error;
+    type Error = BodyError;
 
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        let polled = Pin::new(&mut self.body).poll_frame(cx);
-        match &polled {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let polled = match self.doubt {
+            Doubt::Asked(_) => return self.poll_end(cx),
+            _ => Pin::new(&mut self.body).poll_frame(cx),
+        };
+        match polled {
             Poll::Ready(Some(Err(_))) => self.progress.0.store(BROKEN, Ordering::Relaxed),
+            Poll::Ready(None) => return self.poll_end(cx),
             Poll::Ready(_) => _ = self.progress.0.fetch_add(1, Ordering::Relaxed),
             Poll::Pending => {}
         }
-        polled
+        polled.map_err(Into::into)
     }
 
     fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
+        matches!(self.doubt, Doubt::None) && self.body.is_end_stream()
     }
 
     fn size_hint(&self) -> SizeHint {

@@ -18,6 +18,8 @@ use crate::config::{OnUnknown, Verdict};
 use crate::record::{CompleteReply, Reason, Response};
 use crate::store::StoreError;
 
+mod grpc;
+
 /// How the attempt ended, and the write that has not landed yet.
 #[derive(Debug)]
 pub struct Ending {
@@ -68,11 +70,12 @@ fn ending(conclusion: Conclusion, unfinished: Option<Unfinished>) -> Ending {
 async fn answered(route: &Route, lease: &Lease, whole: Whole) -> Ending {
     let status = whole.status.as_u16();
     let body = Some(whole.body.clone());
-    let recorded = headers::recorded(&route.config, status, &whole.fields, whole.trailers.as_ref(), body);
+    let origin = lease.notes().origin();
+    let recorded = headers::recorded(&route.config, status, &whole.fields, whole.trailers.as_ref(), body, origin);
     let (settled, unfinished) = if !lease.is_protected() {
         (Settled::Unprotected, unclaimed(route, &recorded))
     } else {
-        match route.config.statuses.verdict(status) {
+        match route.config.statuses.verdict(grpc::judged_status(&recorded)) {
             Verdict::Record => match complete(route, lease, &recorded).await {
                 Completed::Stored => (Settled::Stored, None),
                 Completed::WithoutBody => (Settled::NotRetained, None),
@@ -169,7 +172,7 @@ async fn doubt(lease: &Lease, reason: Reason, response: Option<Response>) -> Opt
 /// Without a claim there is nothing to settle, unless the claim was made after all and only its reply was lost. It is
 /// written once the caller has its answer: what does not land lapses into unknown.
 fn unclaimed(route: &Route, response: &Response) -> Option<Unfinished> {
-    Some(match route.config.statuses.verdict(response.status()) {
+    Some(match route.config.statuses.verdict(grpc::judged_status(response)) {
         Verdict::Record => Unfinished::Complete(response.clone()),
         Verdict::Release => Unfinished::Release,
         Verdict::Unknown => Unfinished::Doubt(Reason::Status, Some(response.clone())),

@@ -10,7 +10,7 @@ use super::error::Problem;
 use super::flights::{Answered, Conclusion, Settled};
 use super::headers::{self, CacheStatus};
 use crate::metrics::RequestResult;
-use crate::record::{RecordId, Replay};
+use crate::record::Replay;
 
 /// A response, and how the request is counted.
 #[derive(Debug)]
@@ -19,14 +19,12 @@ pub struct Answer {
     pub response: Response<Body>,
     /// The metric's label.
     pub result: RequestResult,
-    /// The record that it is about, for the log.
-    pub record: Option<RecordId>,
 }
 
 impl Answer {
     /// A response that is counted like this.
     pub fn new(response: Response<Body>, result: RequestResult) -> Answer {
-        Answer { response, result, record: None }
+        Answer { response, result }
     }
 
     /// A refusal.

@@ -88,7 +88,11 @@ impl Routes {
     /// The route that takes this request.
     pub fn find(&self, head: &request::Parts) -> Result<&Arc<Route>, Problem> {
         let host = requested_host(head);
-        let path = head.uri.path();
+        let path = match head.uri.path() {
+            // `OPTIONS http://HOST` asks the server as a whole (RFC 9112 section 3.2.4). Without a host that is this one.
+            "*" if head.uri.authority().is_some() => "/",
+            path => path,
+        };
         self.0
             .iter()
             .find(|route| matches(&route.config, host, path))

@@ -1,6 +1,7 @@
-//! Upgrades of plain requests: which are passed on, and the two byte streams behind a 101 (RFC 9110 section 7.8).
+//! Upgrades of plain requests: which are passed on, and the two byte streams behind a 101 (RFC 9110 section 7.8), or
+//! behind the 200 to a `CONNECT`.
 //!
-//! Apart from passing through, since an upgraded connection outlives its request: from the 101 on it is a counted task
+//! Apart from passing through, since an upgraded connection outlives its request: from the answer on it is a counted task
 //! that copies bytes both ways and knows nothing of HTTP.
 
 use std::io;
@@ -11,7 +12,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use http::header::{CONNECTION, HeaderMap, HeaderValue, UPGRADE};
-use http::{Response, Version, request};
+use http::{Version, request};
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
@@ -20,7 +21,6 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::body::Held;
 use super::claim::Chain;
 use crate::shutdown::{Signal, TaskGuard};
-use crate::upstream::{ResponseBody, switched};
 
 /// The protocols that a request asks for and that can be passed on, as one value of `Upgrade`.
 ///
@@ -77,9 +77,9 @@ impl Offer {
         offered.any(|protocol| protocol.eq_ignore_ascii_case(chosen.as_bytes())).then(|| chosen.clone())
     }
 
-    /// The tunnel between the client and this upstream, which has answered 101.
-    pub fn accepted(self, upstream: Response<ResponseBody>) -> Ends {
-        Ends { client: self.client, upstream }
+    /// The client's side, where the upstream has answered 101.
+    pub fn accepted(self) -> OnUpgrade {
+        self.client
     }
 }
 
@@ -87,12 +87,6 @@ impl Offer {
 pub fn announce(fields: &mut HeaderMap, protocol: HeaderValue) {
     fields.insert(CONNECTION, HeaderValue::from_static("upgrade"));
     fields.insert(UPGRADE, protocol);
-}
-
-/// The two ends of an upgraded connection, before either has left HTTP.
-pub struct Ends {
-    client: OnUpgrade,
-    upstream: Response<ResponseBody>,
 }
 
 /// What bounds an upgraded connection, and what counts it.
@@ -108,26 +102,52 @@ pub struct Bounds {
 }
 
 /// Copies both ways, as a task, until both sides have ended, one breaks, nothing moves, or a stop cuts it off. The end of
-/// one side is passed on to the other, which may go on.
-pub fn run(ends: Ends, bounds: Bounds) {
+/// one side is passed on to the other, which may go on. The upstream may still have to leave HTTP, as the client has.
+pub fn run<S>(
+    client: OnUpgrade,
+    upstream: impl Future<Output = io::Result<S>> + Send + 'static,
+    bounds: Bounds,
+    over: impl FnOnce(Carried) + Send + 'static,
+) where
+    S: AsyncRead + AsyncWrite + Unpin + Send,
+{
     tokio::spawn(async move {
         let Bounds { idle, cut_off, counted: _counted, held: _held } = bounds;
+        let clock = Clock::start();
         tokio::select! {
-            result = copy(ends, idle) => if let Err(error) = result {
+            result = copy(client, upstream, idle, &clock) => if let Err(error) = result {
                 tracing::debug!(error = %Chain(&error), "an upgraded connection ended early");
             },
             () = cut_off.given() => {}
         }
+        over(clock.carried());
     });
 }
 
-async fn copy(ends: Ends, idle: Duration) -> io::Result<()> {
-    let switch =
-        async { tokio::try_join!(async { ends.client.await.map_err(io::Error::other) }, switched(ends.upstream)) };
+/// How many bytes came from each side, and for how long.
+#[derive(Clone, Copy, Debug)]
+pub struct Carried {
+    /// Bytes from the client.
+    pub from_client: u64,
+    /// Bytes from the upstream.
+    pub from_upstream: u64,
+    /// From the answer to the end.
+    pub during: Duration,
+}
+
+async fn copy<S>(
+    client: OnUpgrade,
+    upstream: impl Future<Output = io::Result<S>>,
+    idle: Duration,
+    clock: &Clock,
+) -> io::Result<()>
+where
+    S: AsyncRead + AsyncWrite + Unpin,
+{
+    let switch = async { tokio::try_join!(async { client.await.map_err(io::Error::other) }, upstream) };
     let (client, upstream) = timeout(idle, switch).await??;
-    let clock = Clock::start();
-    let mut client = Watched { stream: TokioIo::new(client), clock: clock.clone() };
-    let mut upstream = Watched { stream: upstream, clock: clock.clone() };
+    let mut client = Watched { stream: TokioIo::new(client), clock: clock.clone(), side: 0 };
+    let mut upstream = Watched { stream: upstream, clock: clock.clone(), side: 1 };
     tokio::select! {
         copied = copy_bidirectional(&mut client, &mut upstream) => copied.map(|_| ()),
         () = clock.silent_for(idle) => Err(io::Error::new(io::ErrorKind::TimedOut, "no byte came from either side")),
@@ -138,23 +158,35 @@ async fn copy(ends: Ends, idle: Duration) -> io::Result<()> {
 #[derive(Clone)]
 struct Clock {
     started: Instant,
+    counts: Arc<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
     /// Milliseconds from the start.
-    last: Arc<AtomicU64>,
+    last: AtomicU64,
+    /// Bytes from the client, and from the upstream.
+    bytes: [AtomicU64; 2],
 }
 
 impl Clock {
     fn start() -> Clock {
-        Clock { started: Instant::now(), last: Arc::default() }
+        Clock { started: Instant::now(), counts: Arc::default() }
     }
 
     fn moved(&self) {
         let now = u64::try_from(self.started.elapsed().as_millis()).unwrap_or(u64::MAX);
-        self.last.store(now, Ordering::Relaxed);
+        self.counts.last.store(now, Ordering::Relaxed);
+    }
+
+    fn carried(&self) -> Carried {
+        let [from_client, from_upstream] = [0, 1].map(|side: usize| self.counts.bytes[side].load(Ordering::Relaxed));
+        Carried { from_client, from_upstream, during: self.started.elapsed() }
     }
 
     async fn silent_for(&self, idle: Duration) {
         loop {
-            let end = self.started + Duration::from_millis(self.last.load(Ordering::Relaxed)) + idle;
+            let end = self.started + Duration::from_millis(self.counts.last.load(Ordering::Relaxed)) + idle;
             if end <= Instant::now() {
                 return;
             }
@@ -163,16 +195,21 @@ impl Clock {
     }
 }
 
-/// A side that says when bytes come from it.
+/// A side that says when bytes come from it, and how many.
 struct Watched<S> {
     stream: S,
     clock: Clock,
+    /// Which of the counts is its own.
+    side: usize,
 }
 
 impl<S: AsyncRead + Unpin> AsyncRead for Watched<S> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = buffer.filled().len();
         let polled = Pin::new(&mut self.stream).poll_read(cx, buffer);
         if polled.is_ready() {
+            let bytes = (buffer.filled().len() - before) as u64;
+            self.clock.counts.bytes[self.side].fetch_add(bytes, Ordering::Relaxed);
             self.clock.moved();
         }
         polled

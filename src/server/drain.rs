@@ -6,13 +6,16 @@
 use std::collections::HashMap;
 use std::future::poll_fn;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::{Poll, Waker};
+
+use tokio::time::Instant;
 
 /// Whether this core drains.
 #[derive(Debug, Default)]
 pub(super) struct Drain {
     begun: AtomicBool,
+    since: OnceLock<Instant>,
     sleepers: Mutex<Sleepers>,
 }
 
@@ -28,8 +31,14 @@ impl Drain {
         self.begun.load(Ordering::Acquire)
     }
 
+    /// When it began.
+    pub(super) fn since(&self) -> Option<Instant> {
+        self.since.get().copied()
+    }
+
     /// Begins it and wakes every connection.
     pub(super) fn begin(&self) {
+        self.since.get_or_init(Instant::now);
         self.begun.store(true, Ordering::Release);
         self.sleepers().wakers.values().for_each(Waker::wake_by_ref);
     }

@@ -4,7 +4,7 @@
 //! Both live in one task; the atomics are there only because tasks must be `Send`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use super::core::Seat;
 use super::drain::Drain;
@@ -27,6 +27,8 @@ pub(super) struct Exchange {
     stalled: AtomicBool,
     /// Whether a body has begun to arrive and has not ended.
     receiving: AtomicBool,
+    /// Requests that ask a server as a whole and have not been given to the service. Looked at by those of `OPTIONS`.
+    asterisks: Mutex<Vec<u64>>,
     /// The first request whose head is at fault. Nothing behind it is trusted.
     fault: OnceLock<(u64, HeadFault)>,
 }
@@ -41,6 +43,7 @@ impl Exchange {
             stalled: AtomicBool::default(),
             receiving: AtomicBool::default(),
             requests: AtomicU64::default(),
+            asterisks: Mutex::default(),
             fault: OnceLock::new(),
         }
     }
@@ -83,6 +86,22 @@ impl Exchange {
     /// Notes whether there is more to come of a request's body.
     pub(super) fn set_receiving(&self, receiving: bool) {
         self.receiving.store(receiving, Ordering::Relaxed);
+    }
+
+    /// Notes that the requests with these numbers, counted from 0, ask a server as a whole.
+    pub(super) fn ask_server(&self, numbers: Vec<u64>) {
+        if !numbers.is_empty() {
+            self.asterisks.lock().unwrap_or_else(PoisonError::into_inner).extend(numbers);
+        }
+    }
+
+    /// Whether the request begun last asks a server as a whole.
+    pub(super) fn asks_server(&self) -> bool {
+        let last = self.requests.load(Ordering::Relaxed).checked_sub(1);
+        let mut asterisks = self.asterisks.lock().unwrap_or_else(PoisonError::into_inner);
+        let asks = asterisks.iter().any(|number| Some(*number) == last);
+        asterisks.retain(|number| Some(*number) > last);
+        asks
     }
 
     /// Notes that the head of the request with this number, counted from 0, is at fault.

@@ -33,9 +33,15 @@ pub(super) enum HeadFault {
     /// RFC 9112, section 3.2: what this server can be asked for is a path, or `*` with OPTIONS.
     #[error("the request target must be a path, or an http or https URL without user information")]
     Target,
-    /// RFC 9110, section 9.3.6. In a tunnel requests would pass by unseen and unprotected.
-    #[error("no tunnels: send http://HOST/PATH to this proxy, which speaks TLS to the outside itself")]
-    Tunnel,
+    /// RFC 9110, section 9.3.6.
+    #[error("the target of CONNECT must be HOST:PORT, and nothing else")]
+    TunnelTarget,
+    /// RFC 9110, section 9.3.6: the content of CONNECT has no meaning.
+    #[error("CONNECT has no body")]
+    TunnelBody,
+    /// RFC 9113, section 8.5. A tunnel would be one of many streams, and end with the connection that they share.
+    #[error("tunnels are opened by HTTP/1.1")]
+    TunnelVersion,
     /// RFC 9112, section 3.2: no form of a target has one.
     #[error("the request target has a fragment")]
     Fragment,
@@ -58,6 +64,7 @@ impl HeadFault {
     pub(super) fn status(self) -> StatusCode {
         match self {
             HeadFault::TooManyFields => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+            HeadFault::TunnelVersion => StatusCode::NOT_IMPLEMENTED,
             _ => StatusCode::BAD_REQUEST,
         }
     }

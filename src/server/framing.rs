@@ -19,6 +19,8 @@ pub(super) struct Follower {
     /// Heads that are complete.
     heads: u64,
     head: Framing,
+    /// The numbers of heads that ask a server as a whole, as long as nobody has taken them.
+    asterisks: Vec<u64>,
 }
 
 /// The part of a message that the next byte belongs to.
@@ -36,6 +38,8 @@ enum Part {
     Chunk(u64),
     ChunkEnd,
     Trailers,
+    /// Behind the head of a `CONNECT`: what follows belongs to the tunnel, and never is a request.
+    Tunnel,
     /// Behind a fault, where nobody can say what the bytes are.
     Lost,
 }
@@ -47,6 +51,7 @@ struct Framing {
     length: Option<u64>,
     codings: u32,
     chunked: bool,
+    connects: bool,
 }
 
 /// What is wrong with the bytes.
@@ -71,7 +76,7 @@ impl Follower {
 
     /// Whether a head is complete and the body behind it is not.
     pub(super) fn is_in_body(&self) -> bool {
-        !self.is_between() && !self.is_in_head()
+        !self.is_between() && !self.is_in_head() && self.part != Part::Tunnel
     }
 
     /// Heads that were completed.
@@ -79,12 +84,18 @@ impl Follower {
         self.heads
     }
 
+    /// The numbers, counted from 0, of new heads that ask a server as a whole: `OPTIONS http://HOST`, without so much as a
+    /// slash (RFC 9112, section 3.2.4). hyper adds the slash.
+    pub(super) fn take_asterisks(&mut self) -> Vec<u64> {
+        std::mem::take(&mut self.asterisks)
+    }
+
     /// Follows the bytes that come next. After a fault it follows nothing any more.
     pub(super) fn follow(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         let mut rest = bytes;
         while !rest.is_empty() {
             rest = match self.part {
-                Part::Lost => return Ok(()),
+                Part::Lost | Part::Tunnel => return Ok(()),
                 Part::Body(left) => self.skip(rest, left, Part::Body, Part::Between),
                 Part::Chunk(left) => self.skip(rest, left, Part::Chunk, Part::ChunkEnd),
                 _ => {
@@ -139,7 +150,13 @@ impl Follower {
             // Empty lines before a request are ignored (RFC 9112, section 2.2).
             (Part::Between | Part::RequestLine, []) => Part::Between,
             (Part::Between | Part::RequestLine, line) if has_fragment(line) => return Err(Some(HeadFault::Fragment)),
-            (Part::Between | Part::RequestLine, _) => Part::Fields,
+            (Part::Between | Part::RequestLine, line) => {
+                self.head.connects = line.starts_with(b"CONNECT ");
+                if asks_a_server(line) {
+                    self.asterisks.push(self.heads);
+                }
+                Part::Fields
+            }
             (Part::Fields, []) => {
                 let body = std::mem::take(&mut self.head).decide().map_err(Some)?;
                 self.heads += 1;
@@ -183,6 +200,10 @@ impl Framing {
     /// The part that comes behind the head.
     fn decide(self) -> Result<Part, HeadFault> {
         match (self.codings, self.lengths) {
+            (0, 0) if self.connects => Ok(Part::Tunnel),
+            // Two readers could see the first bytes of the tunnel as a body, or not.
+            (0, 1) if self.connects && self.length == Some(0) => Ok(Part::Tunnel),
+            _ if self.connects => Err(HeadFault::TunnelBody),
             (0, 0) => Ok(Part::Between),
             (0, 1) => match self.length.ok_or(HeadFault::ContentLength)? {
                 0 => Ok(Part::Between),
@@ -200,6 +221,20 @@ impl Framing {
 fn has_fragment(line: &[u8]) -> bool {
     // A method may have the character.
     line.iter().skip_while(|byte| **byte != b' ').any(|byte| *byte == b'#')
+}
+
+/// Whether a request line is that of `OPTIONS` for a URL that has neither a path nor a query.
+fn asks_a_server(line: &[u8]) -> bool {
+    let Some(target) = line.strip_prefix(b"OPTIONS ").and_then(|rest| rest.split(|byte| *byte == b' ').next()) else {
+        return false;
+    };
+    let behind = |scheme: &[u8]| {
+        let (start, rest) = target.split_at_checked(scheme.len())?;
+        start.eq_ignore_ascii_case(scheme).then_some(rest)
+    };
+    behind(b"http://")
+        .or_else(|| behind(b"https://"))
+        .is_some_and(|rest| !rest.iter().any(|b| matches!(b, b'/' | b'?')))
 }
 
 /// The value of a field line if it has this name (lower-case, with the colon).
@@ -327,6 +362,21 @@ mod tests {
         let sound = [HEAD, b"Transfer-Encoding: chunked\r\n\r\n2\r\nab"].concat();
         let (_, verdict) = follow(&[&sound[..], b"c\r\n0\r\n\r\n"].concat());
         assert_eq!(verdict, Err(Broken::Body(sound.len())));
+    }
+
+    #[test]
+    fn what_follows_connect_is_never_a_request() {
+        let connect = b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n";
+        for (rest, verdict) in [
+            (&b"\r\nPOST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n\n"[..], Ok(())),
+            (b"Content-Length: 0\r\n\r\n\x16\x03\x01", Ok(())),
+            (b"Content-Length: 3\r\n\r\nabc", Err(Broken::Head(0, HeadFault::TunnelBody))),
+            (b"Transfer-Encoding: chunked\r\n\r\n0\r\n\r\n", Err(Broken::Head(0, HeadFault::TunnelBody))),
+        ] {
+            let (follower, seen) = follow(&[&connect[..], rest].concat());
+            assert_eq!(seen, verdict);
+            assert!(!follower.is_between() && follower.heads() <= 1);
+        }
     }
 
     #[test]

@@ -12,6 +12,7 @@ use tokio::io::AsyncReadExt as _;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsAcceptor;
 
+use super::client::ClientName;
 use super::drain::Drain;
 use super::socket::Socket;
 use super::tls::Tls;
@@ -38,6 +39,15 @@ pub(super) enum Greeting {
 pub(super) enum Version {
     One,
     Two,
+}
+
+/// A connection that has come to speak.
+#[derive(Debug)]
+pub(super) struct Greeted {
+    pub(super) socket: Socket,
+    pub(super) version: Version,
+    /// Who the client is, if it showed a certificate.
+    pub(super) client: Option<ClientName>,
 }
 
 /// Why a connection never came to speak.
@@ -71,19 +81,20 @@ pub(super) async fn in_time<T>(
 }
 
 /// Shakes hands.
-pub(super) async fn shake_hands(stream: TcpStream, tls: &Tls) -> Result<(Socket, Version), GreetError> {
+pub(super) async fn shake_hands(stream: TcpStream, tls: &Tls) -> Result<Greeted, GreetError> {
     let acceptor = TlsAcceptor::from(tls.current());
     let stream = acceptor.accept(stream).await.map_err(GreetError::Handshake)?;
     let version = match stream.get_ref().1.alpn_protocol() {
         Some(b"h2") => Version::Two,
         _ => Version::One,
     };
-    Ok((stream.into(), version))
+    let client = stream.get_ref().1.peer_certificates().and_then(<[_]>::first).and_then(ClientName::of);
+    Ok(Greeted { socket: stream.into(), version, client })
 }
 
 /// Reads as much as is needed to tell the two versions apart: no byte more than the preface, since whoever reads next
 /// must find all of them.
-pub(super) async fn sniff(mut socket: Socket) -> Result<(Socket, Version), GreetError> {
+pub(super) async fn sniff(mut socket: Socket) -> Result<Greeted, GreetError> {
     let mut early = Vec::with_capacity(PREFACE.len());
     while early.len() < PREFACE.len() && PREFACE.starts_with(&early) {
         let mut rest = [0; PREFACE.len()];
@@ -95,5 +106,5 @@ pub(super) async fn sniff(mut socket: Socket) -> Result<(Socket, Version), Greet
         early.extend_from_slice(&rest[from..from + read]);
     }
     let version = if early == PREFACE { Version::Two } else { Version::One };
-    Ok((socket.after(early), version))
+    Ok(Greeted { socket: socket.after(early), version, client: None })
 }

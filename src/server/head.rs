@@ -2,6 +2,7 @@
 //! target's through. What can only be seen in the bytes is left to `framing`.
 
 use http::header::{CONNECTION, CONTENT_LENGTH, COOKIE, HOST, HeaderName, TRANSFER_ENCODING, UPGRADE};
+use http::uri::PathAndQuery;
 use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use super::fault::{HeadFault, MAX_FIELDS};
@@ -11,13 +12,22 @@ pub(super) fn check<B>(request: &Request<B>) -> Result<(), HeadFault> {
     let host = host(request)?;
     let uri = request.uri();
     match (uri.scheme_str(), uri.authority()) {
-        // It has an authority for a target, and a tunnel for an answer.
-        _ if request.method() == Method::CONNECT => Err(HeadFault::Tunnel),
+        _ if request.method() == Method::CONNECT => tunnel(uri, host),
         (None, None) if uri.path().starts_with('/') => Ok(()),
         (None, None) if uri.path() == "*" && request.method() == Method::OPTIONS => Ok(()),
         (Some("http" | "https"), Some(_)) => same_authority(uri, host),
         // An authority alone; other schemes.
         _ => Err(HeadFault::Target),
+    }
+}
+
+/// Takes the slash off `OPTIONS http://HOST` that the parser has added, and writes it as what the server behind HOST is
+/// to be asked.
+pub(super) fn ask_server<B>(request: &mut Request<B>) {
+    let mut parts = request.uri().clone().into_parts();
+    parts.path_and_query = Some(PathAndQuery::from_static("*"));
+    if let Ok(uri) = Uri::from_parts(parts) {
+        *request.uri_mut() = uri;
     }
 }
 
@@ -39,7 +49,7 @@ pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
         return Err(HeadFault::ContentLength);
     }
     if request.method() == Method::CONNECT {
-        return Err(HeadFault::Target);
+        return Err(HeadFault::TunnelVersion);
     }
     if let Some(authority) = request.uri().authority() {
         let authority = HeaderValue::from_str(authority.as_str()).map_err(|_| HeadFault::MalformedHost)?;
@@ -51,6 +61,10 @@ pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
     }
     check(request)?;
     let path = request.uri().path_and_query().cloned().ok_or(HeadFault::Target)?;
+    let asks_this_server = path == "*" && request.method() == Method::OPTIONS;
+    if !path.as_str().starts_with('/') && !asks_this_server {
+        return Err(HeadFault::Target);
+    }
     if request.uri().authority().is_some() {
         *request.uri_mut() = Uri::from(path);
     }
@@ -110,6 +124,25 @@ fn split_port(text: &str) -> (&str, &str) {
     }
 }
 
+/// Checks that `CONNECT` names one host and port (RFC 9112, section 3.2.3), and `Host` the same; clients leave the port out
+/// of it.
+fn tunnel(uri: &Uri, host: Option<&str>) -> Result<(), HeadFault> {
+    let (None, Some(authority), None) = (uri.scheme(), uri.authority(), uri.path_and_query()) else {
+        return Err(HeadFault::TunnelTarget);
+    };
+    let (name, port) = split_port(authority.as_str());
+    if name.is_empty()
+        || authority.as_str().contains('@')
+        || port.parse::<u16>().is_ok_and(|port| port == 0)
+        || port.is_empty()
+    {
+        return Err(HeadFault::TunnelTarget);
+    }
+    let Some((host_name, host_port)) = host.map(split_port) else { return Ok(()) };
+    let same = name.eq_ignore_ascii_case(host_name) && (host_port.is_empty() || port == host_port);
+    if same { Ok(()) } else { Err(HeadFault::OtherAuthority) }
+}
+
 /// Checks that a target in absolute form and `Host` name the same authority; the scheme's own port may be left out.
 fn same_authority(uri: &Uri, host: Option<&str>) -> Result<(), HeadFault> {
     let authority = uri.authority().map_or("", |authority| authority.as_str());
@@ -151,6 +184,9 @@ mod tests {
             ("GET", "http://example.com:80/a", "example.com"),
             ("GET", "https://example.com/a", "example.com:443"),
             ("GET", "http://[::1]:81/a", "[::1]:81"),
+            ("CONNECT", "a.example:443", "A.example:443"),
+            ("CONNECT", "a.example:443", "a.example"),
+            ("CONNECT", "[::1]:8443", "[::1]:8443"),
         ] {
             assert_eq!(verdict(method, target, Version::HTTP_11, &[host]), Ok(()), "{method} {target} at {host}");
         }
@@ -159,7 +195,7 @@ mod tests {
 
     #[test]
     fn refuses_requests_with_none_or_several() {
-        use HeadFault::{MalformedHost, NoHost, OtherAuthority, SeveralHosts, Target, Tunnel};
+        use HeadFault::{MalformedHost, NoHost, OtherAuthority, SeveralHosts, Target, TunnelTarget};
         for (method, target, hosts, fault) in [
             ("GET", "/", &[][..], NoHost),
             ("GET", "/", &["a", "a"], SeveralHosts),
@@ -178,8 +214,15 @@ mod tests {
             ("GET", "ftp://a/", &["a"], Target),
             ("GET", "*", &["a"], Target),
             ("GET", "a", &["a"], Target),
-            ("CONNECT", "a:443", &["a:443"], Tunnel),
-            ("CONNECT", "/", &["a"], Tunnel),
+            ("CONNECT", "a", &["a"], TunnelTarget),
+            ("CONNECT", "a:", &["a"], TunnelTarget),
+            ("CONNECT", "a:0", &["a:0"], TunnelTarget),
+            ("CONNECT", "/", &["a"], TunnelTarget),
+            ("CONNECT", "http://a:443/", &["a:443"], TunnelTarget),
+            ("CONNECT", "user@a:443", &["a:443"], TunnelTarget),
+            ("CONNECT", "a:443", &["b:443"], OtherAuthority),
+            ("CONNECT", "a:443", &["a:80"], OtherAuthority),
+            ("CONNECT", "a:443", &[], NoHost),
         ] {
             assert_eq!(verdict(method, target, Version::HTTP_11, hosts), Err(fault), "{method} {target} at {hosts:?}");
         }

@@ -60,6 +60,7 @@ impl Wire {
         let (had_begun, heads) = (self.follower.is_in_head(), self.follower.heads());
         let followed = self.follower.follow(bytes);
         self.exchange.set_receiving(self.follower.is_in_body());
+        self.exchange.ask_server(self.follower.take_asterisks());
         match followed {
             Ok(()) => {
                 let begins = self.follower.is_in_head() && (!had_begun || self.follower.heads() > heads);
@@ -90,6 +91,10 @@ impl Wire {
             return Some(self.since + self.idle_timeout);
         }
         let is_first = self.follower.heads() == 0;
+        if let (false, Some(drain)) = (self.follower.is_between(), self.exchange.drain().since()) {
+            // Of a head that is on its way the rest is there in a moment, and nothing has come of one that is not.
+            return Some((self.since + self.header_timeout).min(self.since.max(drain) + FIRST_REQUEST));
+        }
         let patience = match (self.follower.is_between(), self.exchange.drain().has_begun()) {
             (false, _) => self.header_timeout,
             (true, true) if is_first => FIRST_REQUEST.min(self.header_timeout),

@@ -26,7 +26,7 @@
 //! 116  the prior record (a whole record of this format, itself without prior), the response's fields, the body
 //! ```
 
-use bytes::{Buf, BufMut, Bytes, BytesMut};
+use bytes::{Buf, BufMut, Bytes};
 
 use crate::record::{Fingerprint, Reason, Record, Response, State, Timestamp, Token};
 
@@ -41,8 +41,8 @@ const COMPLETED: u8 = 3;
 
 const QUOTED: u8 = 1;
 const PRIOR: u8 = 2;
-pub(crate) const RESPONSE: u8 = 4;
-pub(crate) const BODY: u8 = 8;
+const RESPONSE: u8 = 4;
+const BODY: u8 = 8;
 
 /// Why stored bytes are not a record that this version can read.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
@@ -64,15 +64,20 @@ pub fn encode(record: &Record) -> Vec<u8> {
     let prior = record.prior.as_deref().map(encode).unwrap_or_default();
     let fields = response.map(|r| r.fields().as_ref()).unwrap_or_default();
     let body = response.and_then(Response::body).map(Bytes::as_ref).unwrap_or_default();
-    let mut out = BytesMut::with_capacity(HEAD + prior.len() + fields.len() + body.len());
-    put_head(&mut out, record);
-    for part in [&prior, fields, body] {
-        out.put_u32(len32(part.len()));
-    }
+    let mut out = Vec::with_capacity(HEAD + prior.len() + fields.len() + body.len());
+    put_head(&mut out, record, prior.len());
     for part in [&prior, fields, body] {
         out.put_slice(part);
     }
-    out.into()
+    out
+}
+
+/// The head of a record that has no prior one, for a store that puts its parts together itself: the response's fields
+/// and its body come behind it.
+pub fn encode_head(record: &Record) -> [u8; HEAD] {
+    let mut head = [0; HEAD];
+    put_head(&mut &mut head[..], record, 0);
+    head
 }
 
 /// The record that these bytes hold. Response bytes are shared with `bytes`, not copied.
@@ -88,7 +93,7 @@ fn response_of(record: &Record) -> Option<&Response> {
     }
 }
 
-fn put_head(out: &mut BytesMut, record: &Record) {
+fn put_head(out: &mut impl BufMut, record: &Record, prior: usize) {
     let response = response_of(record);
     let (state, reason, moment) = match &record.state {
         State::Claimed { lease_until } => (CLAIMED, 0, *lease_until),
@@ -115,6 +120,11 @@ fn put_head(out: &mut BytesMut, record: &Record) {
     out.put_u64(moment.0);
     out.put_u64(record.expires_at().map_or(0, |at| at.0));
     out.put_u64(record.unknown_retention.map_or(0, |age| u64::try_from(age.as_millis()).unwrap_or(u64::MAX)));
+    let fields = response.map_or(0, |r| r.fields().len());
+    let body = response.and_then(Response::body).map_or(0, Bytes::len);
+    for length in [prior, fields, body] {
+        out.put_u32(len32(length));
+    }
 }
 
 fn decode_nested(mut bytes: Bytes, may_have_prior: bool) -> Result<Record, Unreadable> {

@@ -1,4 +1,4 @@
-//! Records on one Redis server, shared by many proxies.
+//! Records on Redis, shared by many proxies: on one server, on a master that sentinels name, or on a cluster.
 //!
 //! Every operation is one script and one round trip; the scripts say in Lua what `record.rs` says in Rust, and a
 //! property test holds the two against each other. Each core has two connections, one for claims and one for bodies, so
@@ -10,13 +10,16 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::Value;
 
-use self::ask::{Limits, NoAnswer, Question, ask};
-use self::health::Health;
+use self::ask::{Limits, Question, ask};
+use self::failure::NoAnswer;
+use self::health::Watched;
 use self::keys::Keys;
-use self::link::{Endpoint, Link};
+use self::lane::{Lane, WaitingLanes};
 use self::replies::{Claimed, Completed, Looked, Recorded};
 use self::scripts::{Call, Script, Scripts};
 use self::subscriber::Subscriptions;
+use self::topology::Topology;
+use self::wish::Wish;
 use super::report::Report;
 use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch, codec};
 use crate::config::store::{Backend, StoreConfig};
@@ -26,24 +29,35 @@ use crate::record::{
     Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Token, lapse,
 };
 
+mod acknowledge;
 mod ask;
 #[cfg(test)]
-mod differential;
+pub(super) mod differential;
+mod directory;
 mod facts;
+mod failure;
 mod health;
 mod keys;
+mod lane;
 mod link;
 mod list;
 mod replies;
 mod scripts;
+mod server;
 mod subscriber;
 mod sweep;
+mod tls;
+mod together;
+mod topology;
+mod wish;
 
 /// In the index the claimed stand at this plus the end of their lease, the unknown at the moment they became so. Both
 /// stay below 2^53, where a score is exact. Named so in `record.lua` too.
 const CLAIMS_FROM: u64 = 1_000_000_000_000_000;
 /// Bodies up to this size come along with the claim's reply.
 const INLINE_BODY: usize = 64 * 1024;
+/// Records below this size are read at once; of others the head first, since Lua takes its time for every byte.
+const SMALL: usize = 2048;
 /// What even a full server is made to take: little more than a record needs without a body.
 const ALWAYS_KEPT: usize = 4096;
 /// The least that a server can be set to take in one piece (`proto-max-bulk-len`).
@@ -58,13 +72,15 @@ pub(super) fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opene
     let Backend::Redis(server) = &config.backend else {
         return Err(OpenError::new("store.url does not name a Redis server"));
     };
-    let endpoint = Arc::new(Endpoint::new(server, config.timeout)?);
+    let watched =
+        Watched { allow_eviction: config.allow_eviction, acknowledged: server.acknowledged, in_doubt: Arc::default() };
+    let topology = Topology::new(server, config.timeout, watched.clone())?;
     let shared = Arc::new(Shared {
         keys: Keys::new(&config.prefix),
-        scripts: Scripts::new(),
-        endpoint,
+        scripts: Scripts::new(topology.is_cluster()),
+        topology,
         timeout: config.timeout,
-        health: Health::new(config.allow_eviction),
+        watched,
         subscriptions: Subscriptions::new(),
         metrics: Arc::clone(metrics),
     });
@@ -76,62 +92,69 @@ pub(super) fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opene
 struct Shared {
     keys: Keys,
     scripts: Scripts,
-    endpoint: Arc<Endpoint>,
+    topology: Topology,
     timeout: Duration,
-    health: Health,
+    watched: Watched,
     subscriptions: Subscriptions,
     metrics: Arc<Metrics>,
 }
 
 async fn background(shared: Arc<Shared>) {
-    let link = Link::new(Arc::clone(&shared.endpoint));
+    let lane = Lane::new(&shared.topology);
     tokio::join!(
-        health::watch_server(&shared, &link),
-        sweep::sweep_for_ever(&shared, &link),
-        subscriber::listen(&shared, &link),
-        subscriber::poll(&shared, &link),
+        topology::keep(&shared.topology),
+        health::watch_servers(&shared, &lane),
+        sweep::sweep_for_ever(&shared, &lane),
+        subscriber::listen(&shared),
+        subscriber::poll(&shared, &lane),
     );
 }
 
 struct RedisStore {
     shared: Arc<Shared>,
-    claims: Link,
-    bodies: Link,
+    claims: Lane,
+    bodies: Lane,
+    waiting: Option<WaitingLanes>,
 }
 
 impl RedisStore {
     fn new(shared: Arc<Shared>) -> RedisStore {
-        let link = || Link::new(Arc::clone(&shared.endpoint));
-        RedisStore { claims: link(), bodies: link(), shared }
+        let lane = || Lane::new(&shared.topology);
+        let waiting = shared.watched.acknowledged.map(|_| WaitingLanes::new(&shared.topology));
+        RedisStore { claims: lane(), bodies: lane(), waiting, shared }
     }
 
     fn limits(&self) -> Limits {
-        Limits::new(self.shared.timeout, self.shared.health.is_reachable())
+        Limits::new(self.shared.timeout)
     }
 
-    fn attempt<'a>(&self, script: &'a Script, claim: &'a Claim) -> Call<'a> {
-        Call::new(script, self.shared.keys.names(&claim.id, Some(claim.token)))
-            .arg(claim.token.as_bytes())
-            .fingerprint(&claim.fingerprint)
-            .number(u8::from(claim.quoted))
-            .number(millis(claim.lease))
-            .number(millis(claim.abandon_after))
-            .number(claim.unknown_retention.map_or(0, millis))
+    fn attempt<'a>(&self, script: &'a Script, claim: &Claim, wish: Wish<'a>) -> Call<'a> {
+        Call::new(script, self.shared.keys.names(&claim.id, Some(claim.token))).wish(wish)
     }
 
-    async fn ask(&self, link: &Link, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
-        ask(link, &Question::Script(call), limits).await.inspect_err(|no| self.shared.health.failed(&no.error))
+    async fn ask(&self, lane: &Lane, id: &RecordId, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
+        ask(lane.to_shard(id.hash()[0]), &Question::Script(call), limits).await
+    }
+
+    async fn ask_to_claim(&self, id: &RecordId, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
+        let question = Question::Claim(call);
+        match &self.waiting {
+            None => ask(self.claims.to_shard(id.hash()[0]), &question, limits).await,
+            Some(waiting) => {
+                let (lane, _under_way) = waiting.pick();
+                ask(lane.to_shard(id.hash()[0]), &question, limits).await
+            }
+        }
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let limits = self.limits();
-        health::admit_claim(&self.shared, &self.claims, limits).await?;
         for _ in 0..VANISHED_AT_MOST {
-            let call = self
-                .attempt(&self.shared.scripts.claim, claim)
-                .number(u8::from(claim.on_unknown == OnUnknown::Resend))
-                .number(INLINE_BODY as u64);
-            match Claimed::read(self.ask(&self.claims, call, limits).await?)? {
+            let mut call = self.attempt(&self.shared.scripts.claim, claim, Wish::claimed(claim));
+            if claim.on_unknown == OnUnknown::Resend {
+                call = call.number(1_u8);
+            }
+            match Claimed::read(self.ask_to_claim(&claim.id, call, limits).await?)? {
                 Claimed::Decided { reply, lapsed } => {
                     self.count_stale(&claim.id, lapsed);
                     return Ok(reply);
@@ -149,11 +172,8 @@ impl RedisStore {
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         let limits = self.limits();
         for _ in 0..VANISHED_AT_MOST {
-            let call = Call::new(&self.shared.scripts.look, self.shared.keys.names(id, None))
-                .arg(b"")
-                .fingerprint(fingerprint)
-                .number(INLINE_BODY as u64);
-            match Looked::read(self.ask(&self.claims, call, limits).await?)? {
+            let call = Call::new(&self.shared.scripts.look, self.shared.keys.names(id, None)).fingerprint(fingerprint);
+            match Looked::read(self.ask(&self.claims, id, call, limits).await?)? {
                 Looked::Decided { reply, lapsed } => {
                     self.count_stale(id, lapsed);
                     return Ok(reply);
@@ -183,9 +203,7 @@ impl RedisStore {
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.shared.keys.record(id));
         let question = Question::Commands(commands);
-        let answer = Box::pin(ask(&self.bodies, &question, limits)).await.inspect_err(|no| {
-            self.shared.health.failed(&no.error);
-        })?;
+        let answer = Box::pin(ask(self.bodies.to_shard(id.hash()[0]), &question, limits)).await?;
         match one(answer)? {
             Value::BulkString(value) if value.starts_with(&head) => {
                 let record = codec::decode(Bytes::from(value)).map_err(replies::unreadable)?;
@@ -204,11 +222,8 @@ impl RedisStore {
         let limits = self.limits();
         let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
         for _ in 0..VANISHED_AT_MOST {
-            let call = |script, body| {
-                with_response(self.attempt(script, claim).number(millis(retention)), Some(response), body)
-                    .number(INLINE_BODY as u64)
-            };
-            let (answer, kept) = self.write(scripts, response.body(), limits, call).await?;
+            let call = |script, whole| self.attempt(script, claim, Wish::completed(claim, response, retention, whole));
+            let (answer, kept) = self.write(&claim.id, scripts, Some(response), limits, call).await?;
             match Recorded::read(answer)? {
                 Recorded::Decided(CompleteReply::Stored) if !kept => {
                     return Ok(CompleteReply::WithoutBody { rewritten: false });
@@ -231,24 +246,27 @@ impl RedisStore {
     /// body was kept.
     async fn write<'a, F>(
         &self,
+        id: &RecordId,
         [if_room, always]: [&'a Script; 2],
-        body: Option<&'a Bytes>,
+        response: Option<&'a Response>,
         limits: Limits,
         call: F,
     ) -> Result<(Value, bool), StoreError>
     where
-        F: Fn(&'a Script, Option<&'a [u8]>) -> Call<'a>,
+        F: Fn(&'a Script, bool) -> Call<'a>,
     {
-        let Some(body) = body.filter(|body| body.len() > ALWAYS_KEPT) else {
-            return Ok((self.ask(&self.bodies, call(always, body.map(Bytes::as_ref)), limits).await?, true));
-        };
+        let body = response.and_then(Response::body).map_or(0, Bytes::len);
+        if body <= ALWAYS_KEPT {
+            return Ok((self.ask(&self.bodies, id, call(always, true), limits).await?, true));
+        }
+        let size = codec::HEAD + response.map_or(0, |response| response.fields().len()) + body;
         // A server that does not take it may cut the connection before its reason can be read.
-        let patience = if body.len() >= LEAST_BULK { limits.until_cut(2) } else { limits };
-        match self.ask(&self.bodies, call(if_room, Some(body)), patience).await {
+        let patience = if size >= LEAST_BULK { limits.until_cut(2) } else { limits };
+        match self.ask(&self.bodies, id, call(if_room, true), patience).await {
             Ok(answer) => Ok((answer, true)),
-            Err(no) if no.is_full || no.is_too_large || (body.len() >= LEAST_BULK && no.cuts > 1) => {
-                tracing::warn!(bytes = body.len(), error = %no.error, "a response is recorded without its body");
-                Ok((self.ask(&self.bodies, call(always, None), limits).await?, false))
+            Err(no) if no.is_full || no.is_too_large || (size >= LEAST_BULK && no.cuts > 1) => {
+                tracing::warn!(bytes = body, error = %no.error, "a response is recorded without its body");
+                Ok((self.ask(&self.bodies, id, call(always, false), limits).await?, false))
             }
             Err(no) => Err(no.error),
         }
@@ -261,11 +279,8 @@ impl RedisStore {
         response: Option<&Response>,
     ) -> Result<DoubtReply, StoreError> {
         let scripts = [&self.shared.scripts.doubt_if_room, &self.shared.scripts.doubt];
-        let call = |script, body| {
-            let call = self.attempt(script, claim).number(codec::reason_code(reason));
-            with_response(call, response, body)
-        };
-        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let call = |script, whole| self.attempt(script, claim, Wish::unknown(claim, reason, response, whole));
+        let (answer, _) = self.write(&claim.id, scripts, response, self.limits(), call).await?;
         replies::doubted(answer)
     }
 
@@ -276,36 +291,34 @@ impl RedisStore {
         finding: &Finding,
         force: bool,
     ) -> Result<ResolveReply, StoreError> {
-        let (response, retention) = match finding {
-            Finding::Executed { response, retention } => (Some(response), *retention),
-            Finding::NotExecuted => (None, Duration::ZERO),
+        let executed = match finding {
+            Finding::Executed { response, retention } => Some((response, *retention)),
+            Finding::NotExecuted => None,
         };
         let scripts = [&self.shared.scripts.resolve_if_room, &self.shared.scripts.resolve];
-        let call = |script, body| {
-            let call = Call::new(script, self.shared.keys.names(id, Some(token)))
-                .made(token.as_bytes().to_vec())
-                .number(u8::from(force))
-                .number(u8::from(response.is_some()))
-                .number(millis(retention));
-            with_response(call, response, body)
+        let call = |script, whole| {
+            let call = Call::new(script, self.shared.keys.names(id, Some(token))).token(token).number(u8::from(force));
+            match executed {
+                Some((response, retention)) => call.wish(Wish::found(response, retention, whole)),
+                None => call,
+            }
         };
-        let (answer, _) = self.write(scripts, response.and_then(Response::body), self.limits(), call).await?;
+        let (answer, _) = self.write(id, scripts, executed.map(|(response, _)| response), self.limits(), call).await?;
         replies::resolved(answer)
     }
 
     async fn forget(&self, id: &RecordId, token: Token, force: bool) -> Result<ForgetReply, StoreError> {
         let call = Call::new(&self.shared.scripts.forget, self.shared.keys.names(id, Some(token)))
-            .arg(token.as_bytes())
+            .token(token)
             .number(u8::from(force));
-        replies::forgotten(self.ask(&self.claims, call, self.limits()).await?)
+        replies::forgotten(self.ask(&self.claims, id, call, self.limits()).await?)
     }
 
     async fn get(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
         let mut commands = redis::pipe();
         commands.cmd("TIME").cmd("GET").arg(self.shared.keys.record(id));
-        let answer = ask(&self.bodies, &Question::Commands(commands), self.limits()).await.inspect_err(|no| {
-            self.shared.health.failed(&no.error);
-        })?;
+        let question = Question::Commands(commands);
+        let answer = ask(self.bodies.to_shard(id.hash()[0]), &question, self.limits()).await?;
         let Value::Array(answers) = answer else { return Err(odd_answer()) };
         let mut answers = answers.into_iter();
         let now = answers.next().and_then(|time| list::time_of(&time)).ok_or_else(odd_answer)?;
@@ -331,19 +344,6 @@ impl RedisStore {
             self.shared.metrics.stale_claim(id.route());
         }
     }
-}
-
-/// Adds a response's arguments: status, fields, body and flags as in a record's head.
-fn with_response<'a>(call: Call<'a>, response: Option<&'a Response>, body: Option<&'a [u8]>) -> Call<'a> {
-    let flags = match (response, body) {
-        (None, _) => 0,
-        (Some(_), None) => codec::RESPONSE,
-        (Some(_), Some(_)) => codec::RESPONSE | codec::BODY,
-    };
-    call.number(response.map_or(0, Response::status))
-        .arg(response.map(|response| response.fields().as_ref()).unwrap_or_default())
-        .arg(body.unwrap_or_default())
-        .number(flags)
 }
 
 fn millis(span: Duration) -> u64 {
@@ -380,8 +380,8 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
         Box::pin(async {
-            let call = self.attempt(&self.shared.scripts.renew, claim);
-            replies::renewed(self.ask(&self.claims, call, self.limits()).await?)
+            let call = self.attempt(&self.shared.scripts.renew, claim, Wish::claimed(claim));
+            replies::renewed(self.ask(&self.claims, &claim.id, call, self.limits()).await?)
         })
     }
 
@@ -396,8 +396,8 @@ impl Store for RedisStore {
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
         Box::pin(async {
-            let call = self.attempt(&self.shared.scripts.release, claim);
-            replies::released(self.ask(&self.claims, call, self.limits()).await?)
+            let call = self.attempt(&self.shared.scripts.release, claim, Wish::claimed(claim));
+            replies::released(self.ask(&self.claims, &claim.id, call, self.limits()).await?)
         })
     }
 
@@ -424,9 +424,7 @@ impl Store for RedisStore {
     }
 
     fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page> {
-        Box::pin(async {
-            list::list(&self.shared, &self.bodies, query).await.inspect_err(|e| self.shared.health.failed(e))
-        })
+        Box::pin(list::list(&self.shared, &self.bodies, query))
     }
 
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
@@ -438,6 +436,6 @@ impl Store for RedisStore {
     }
 
     fn ready(&self) -> Result<(), NotReady> {
-        self.shared.health.ready()
+        self.shared.topology.ready()
     }
 }

@@ -231,7 +231,10 @@ impl Dialer {
             return connected.map(Family::Unix).map_err(|source| ConnectError::Socket { path: path.clone(), source });
         }
         let stream = match &upstream.proxy {
-            None => reach(&upstream.host, upstream.port, upstream.egress.as_deref()).await?,
+            None => {
+                let egress = upstream.egress.as_deref().map(|egress| &egress.allow);
+                reach(&upstream.host, upstream.port, egress).await?
+            }
             Some(proxy) => through::connect(reach(&proxy.host, proxy.port, None).await?, proxy, upstream).await?,
         };
         Ok(Family::Tcp(stream))
@@ -241,10 +244,10 @@ impl Dialer {
 /// A TCP connection to whichever address of the name takes it first, of those that egress permits.
 ///
 /// The addresses are judged here and not when the name was: it may have been given others in between (DNS rebinding).
-async fn reach(host: &str, port: u16, egress: Option<&config::Egress>) -> Result<TcpStream, ConnectError> {
+async fn reach(host: &str, port: u16, egress: Option<&config::Hosts>) -> Result<TcpStream, ConnectError> {
     let mut addresses = resolve(host, port).await?;
     let found = addresses.len();
-    addresses.retain(|address| egress.is_none_or(|egress| egress.permits_address(*address)));
+    addresses.retain(|address| egress.is_none_or(|egress| egress.permit_address(*address)));
     if addresses.is_empty() && found > 0 {
         return Err(ConnectError::Forbidden { host: host.to_owned() });
     }
@@ -252,6 +255,20 @@ async fn reach(host: &str, port: u16, egress: Option<&config::Egress>) -> Result
         return connect(only).await;
     }
     race(addresses).await.unwrap_or_else(|| Err(ConnectError::NoAddress { host: host.to_owned() }))
+}
+
+/// A connection for a tunnel, to an address that `tunnels` permits, within the timeout.
+///
+/// # Errors
+/// There is none, and nothing was sent anywhere.
+pub async fn open_tunnel(
+    host: &str,
+    port: u16,
+    tunnels: &config::Hosts,
+    within: Duration,
+) -> Result<TcpStream, ConnectError> {
+    let reached = timeout(within, reach(host, port, Some(tunnels))).await;
+    reached.unwrap_or_else(|_elapsed| Err(ConnectError::TimedOut { host: host.to_owned(), after: within }))
 }
 
 async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {

@@ -71,6 +71,8 @@ pub enum SendError {
     NotSent {
         /// The request, unless hyper had taken it apart already.
         request: Option<Box<Request<RequestBody>>>,
+        /// Its body alone, where the request was refused and nothing had been taken from the body.
+        body: Option<Box<RequestBody>>,
         /// What hyper or h2 said.
         source: BoxError,
     },
@@ -140,7 +142,7 @@ impl Connection {
         };
         *request.version_mut() = Version::HTTP_11;
         if let Err(source) = link.ready().await {
-            return Err(SendError::NotSent { request: Some(Box::new(request)), source: source.into() });
+            return Err(SendError::NotSent { request: Some(Box::new(request)), body: None, source: source.into() });
         }
         link.meter.look_before_writing();
         let method = request.method().clone();
@@ -149,11 +151,13 @@ impl Connection {
         match link.sender.try_send_request(request).await {
             Ok(response) => receive(&method, response, link, &shared),
             Err(mut error) => match error.take_message() {
-                Some(request) => {
-                    Err(SendError::NotSent { request: Some(Box::new(request)), source: error.into_error().into() })
-                }
+                Some(request) => Err(SendError::NotSent {
+                    request: Some(Box::new(request)),
+                    body: None,
+                    source: error.into_error().into(),
+                }),
                 None if link.cut().await == before => {
-                    Err(SendError::NotSent { request: None, source: error.into_error().into() })
+                    Err(SendError::NotSent { request: None, body: None, source: error.into_error().into() })
                 }
                 None => Err(SendError::MayHaveRun { source: error.into_error().into() }),
             },

@@ -20,6 +20,7 @@ use http::uri::{Authority, Scheme};
 use http::{HeaderMap, Request, Uri, Version};
 use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
+use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep_until, timeout};
 
@@ -35,10 +36,13 @@ const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// A response head may have this many bytes.
 const MAX_HEAD: u32 = 256 * 1024;
-/// How long a connection in use is silent before it is asked whether the upstream is there, and how long the answer may
-/// take. A kernel's keepalive would not notice an upstream that hangs.
+/// How often a connection in use is asked whether the upstream is there, and how long the answer may take. A kernel's
+/// keepalive would not notice an upstream that hangs.
 const PING_EVERY: Duration = Duration::from_secs(30);
 const PING_ANSWER: Duration = Duration::from_secs(30);
+/// And if nothing of a response came since it was asked last: gRPC's servers end a connection, with all calls on it, for
+/// the third ping that comes less than five minutes after the one before.
+const PING_IN_SILENCE: Duration = Duration::from_secs(305);
 
 /// The shared connections of one pool.
 #[derive(Debug)]
@@ -64,6 +68,8 @@ struct Usage {
     since: Mutex<Instant>,
     /// Whether it takes no more requests.
     over: AtomicBool,
+    /// Whether something of a response came since the upstream was last asked whether it is there.
+    heard: AtomicBool,
 }
 
 impl Usage {
@@ -140,6 +146,7 @@ impl Sessions {
             streams: AtomicUsize::default(),
             since: Mutex::new(Instant::now()),
             over: AtomicBool::default(),
+            heard: AtomicBool::new(true),
         });
         let session = Session { sender, usage: usage.clone() };
         let idle = self.idle_timeout;
@@ -166,6 +173,7 @@ impl Sessions {
 
 /// Returns when the connection has been unused for too long, or its upstream does not answer.
 async fn watch(pings: &mut PingPong, usage: &Usage, idle: Duration) {
+    let mut asked = Instant::now();
     loop {
         match usage.idle_until(idle) {
             Some(end) if end <= Instant::now() => {
@@ -175,6 +183,13 @@ async fn watch(pings: &mut PingPong, usage: &Usage, idle: Duration) {
             Some(end) => sleep_until(end).await,
             None => {
                 sleep_until(Instant::now() + PING_EVERY.min(idle)).await;
+                let silent = asked.elapsed();
+                let due = silent >= PING_EVERY && usage.heard.load(Ordering::Relaxed) || silent >= PING_IN_SILENCE;
+                if !due {
+                    continue;
+                }
+                asked = Instant::now();
+                usage.heard.store(false, Ordering::Relaxed);
                 if !matches!(timeout(PING_ANSWER, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
                     return;
                 }
@@ -192,21 +207,28 @@ impl Stream {
     ) -> Result<(http::response::Parts, StreamBody), SendError> {
         if let Err(source) = poll_fn(|cx| self.session.sender.poll_ready(cx)).await {
             self.session.usage.over.store(true, Ordering::Relaxed);
-            return Err(SendError::NotSent { request: Some(Box::new(request)), source: source.into() });
+            return Err(SendError::NotSent { request: Some(Box::new(request)), body: None, source: source.into() });
         }
         let (head, body) = request.into_parts();
         let head = Request::from_parts(translated(head, upstream), ());
         let sent = self.session.sender.send_request(head, body.is_end_stream());
         // What it refuses here, it has not begun to write.
-        let (response, sender) = sent.map_err(|source| SendError::NotSent { request: None, source: source.into() })?;
-        let upload = upload(sender, body);
+        let (response, sender) = match sent {
+            Ok(sent) => sent,
+            Err(source) => {
+                return Err(SendError::NotSent { request: None, body: Some(Box::new(body)), source: source.into() });
+            }
+        };
+        let mut upload = upload(sender, body);
         match response.await {
             Ok(response) => {
+                self.session.usage.heard.store(true, Ordering::Relaxed);
                 let (head, incoming) = response.into_parts();
-                Ok((head, StreamBody::new(incoming, upload, self)))
+                Ok((head, StreamBody::new(incoming, upload.task(), self)))
             }
             Err(error) if error.is_remote() && error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM) => {
-                Err(SendError::NotSent { request: None, source: error.into() })
+                let body = upload.take_back().await.map(Box::new);
+                Err(SendError::NotSent { request: None, body, source: error.into() })
             }
             Err(error) => {
                 if !error.is_reset() {
@@ -236,36 +258,83 @@ fn translated(mut head: http::request::Parts, upstream: &config::Upstream) -> ht
     head
 }
 
+/// A body on its way.
+#[derive(Debug)]
+enum Upload {
+    /// All of it was handed over at once, and can be again.
+    Whole(Bytes),
+    /// A task sends it.
+    Task(UploadTask),
+}
+
 /// The task that sends a body; ended with its request.
 #[derive(Debug)]
-struct Upload(JoinHandle<()>);
+struct UploadTask {
+    /// Ends with the body if nothing was taken from it.
+    task: JoinHandle<Option<RequestBody>>,
+    /// Has it end so; dropped, it changes nothing.
+    stop: Option<oneshot::Sender<()>>,
+}
 
-impl Drop for Upload {
+impl Drop for UploadTask {
     fn drop(&mut self) {
-        self.0.abort();
+        self.task.abort();
+    }
+}
+
+impl Upload {
+    fn task(self) -> Option<UploadTask> {
+        match self {
+            Upload::Whole(_) => None,
+            Upload::Task(task) => Some(task),
+        }
+    }
+
+    /// The body, if all of it is still there.
+    async fn take_back(&mut self) -> Option<RequestBody> {
+        match self {
+            Upload::Whole(bytes) => Some(RequestBody::full(std::mem::take(bytes))),
+            Upload::Task(UploadTask { task, stop }) => {
+                let _ = stop.take()?.send(());
+                task.await.ok().flatten()
+            }
+        }
     }
 }
 
 /// Sends the body: at once if it is there, else as a task. Ended early, it resets the stream.
-fn upload(mut sender: SendStream<Bytes>, body: RequestBody) -> Option<Upload> {
+fn upload(mut sender: SendStream<Bytes>, body: RequestBody) -> Upload {
     if body.is_end_stream() {
-        return None;
+        return Upload::Whole(Bytes::new());
     }
     if let RequestBody::Full(body) = body {
         let data = body.into_inner().unwrap_or_default();
         // An error is the stream's, and its response has it too.
-        let _ = sender.send_data(data, true);
-        return None;
+        let _ = sender.send_data(data.clone(), true);
+        return Upload::Whole(data);
     }
-    Some(Upload(tokio::spawn(async move {
-        if pour(&mut sender, body).await.is_err() {
+    let (stop, stopped) = oneshot::channel();
+    let task = tokio::spawn(async move {
+        let mut body = body;
+        let first = tokio::select! {
+            biased;
+            Ok(()) = stopped => return Some(body),
+            first = body.frame() => first,
+        };
+        if pour(&mut sender, first, body).await.is_err() {
             sender.send_reset(Reason::CANCEL);
         }
-    })))
+        None
+    });
+    Upload::Task(UploadTask { task, stop: Some(stop) })
 }
 
-async fn pour(sender: &mut SendStream<Bytes>, mut body: RequestBody) -> Result<(), BoxError> {
-    while let Some(frame) = body.frame().await {
+async fn pour(
+    sender: &mut SendStream<Bytes>,
+    mut next: Option<Result<Frame<Bytes>, BoxError>>,
+    mut body: RequestBody,
+) -> Result<(), BoxError> {
+    while let Some(frame) = next {
         match frame?.into_data() {
             Ok(mut data) => {
                 while !data.is_empty() {
@@ -281,6 +350,7 @@ async fn pour(sender: &mut SendStream<Bytes>, mut body: RequestBody) -> Result<(
                 }
             }
         }
+        next = body.frame().await;
     }
     Ok(sender.send_data(Bytes::new(), true)?)
 }
@@ -290,13 +360,13 @@ async fn pour(sender: &mut SendStream<Bytes>, mut body: RequestBody) -> Result<(
 pub(super) struct StreamBody {
     incoming: RecvStream,
     /// Until the end.
-    rest: Option<(Option<Upload>, Stream)>,
+    rest: Option<(Option<UploadTask>, Stream)>,
     /// What is still to come, where that was said.
     left: Option<u64>,
 }
 
 impl StreamBody {
-    fn new(incoming: RecvStream, upload: Option<Upload>, stream: Stream) -> StreamBody {
+    fn new(incoming: RecvStream, upload: Option<UploadTask>, stream: Stream) -> StreamBody {
         StreamBody { incoming, rest: Some((upload, stream)), left: None }
     }
 
@@ -329,6 +399,9 @@ impl Body for StreamBody {
             Some(Ok(data)) => {
                 // The window's share is given back once the bytes have left for the client or the record.
                 let _ = self.incoming.flow_control().release_capacity(data.len());
+                if let Some((_, stream)) = &self.rest {
+                    stream.session.usage.heard.store(true, Ordering::Relaxed);
+                }
                 self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
                 return Poll::Ready(Some(Ok(Frame::data(data))));
             }

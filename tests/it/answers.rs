@@ -285,6 +285,20 @@ async fn an_expected_continue_is_answered_and_not_passed_on() {
 }
 
 #[tokio::test]
+async fn a_replay_asks_for_the_body_only_where_it_counts() {
+    for (counts, begins) in [("ignore", "HTTP/1.1 201 "), ("bytes", "HTTP/1.1 100 ")] {
+        let world = plain(&format!("fingerprint.body = \"{counts}\"")).await;
+        world.send(&Request::pay().key("k-1")).await.assert_executed(201);
+        let mut connection = Connection::open(world.address()).await;
+        let whole = Request::pay().key("k-1").field("Expect", "100-continue").to_bytes();
+        connection.write(&whole[..whole.len() - r#"{"amount":10}"#.len()]).await;
+        let answer = connection.body_until("\r\n\r\n").await;
+        assert!(answer.starts_with(begins.as_bytes()), "{}", String::from_utf8_lossy(&answer));
+        assert_eq!(world.executions(), 1);
+    }
+}
+
+#[tokio::test]
 async fn a_body_that_will_be_too_long_is_not_asked_for() {
     let world = World::with(Store::Memory, "max_request_body = \"1KiB\"").await;
     let mut connection = Connection::open(world.address()).await;

@@ -29,6 +29,7 @@ async fn operated() -> Operated {
         timeout: Duration::from_secs(1),
         prefix: "once".to_owned(),
         allow_eviction: false,
+        second_line: None,
     };
     let metrics = Metrics::new();
     let opened = store::open(&config, &metrics).unwrap();

@@ -199,7 +199,13 @@ fn held(reply: ClaimReply) -> Doubtful {
 
 /// Settings of a store with everything but the back-end as by default.
 pub(crate) fn config(backend: Backend) -> StoreConfig {
-    StoreConfig { backend, timeout: Duration::from_secs(10), prefix: "once".to_owned(), allow_eviction: false }
+    StoreConfig {
+        backend,
+        timeout: Duration::from_secs(10),
+        prefix: "once".to_owned(),
+        allow_eviction: false,
+        second_line: None,
+    }
 }
 
 /// Opens a store and runs its background work on this runtime.

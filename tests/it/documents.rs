@@ -61,7 +61,7 @@ fn set<T: AsRef<str>>(words: impl IntoIterator<Item = T>) -> BTreeSet<String> {
 fn metrics_with_everything() -> String {
     let metrics = Metrics::new();
     metrics.route("r").answered(RequestResult::Executed, std::time::Duration::ZERO);
-    metrics.no_route();
+    metrics.answered_without_route(RequestResult::NoRoute);
     metrics.set_records_open("unknown", 1);
     metrics.store_operation("claim").failed("refused");
     metrics.expose().0
@@ -109,14 +109,16 @@ fn every_metric_that_a_page_names_is_there() {
 }
 
 /// The headings of docs/configuration.md and the sections of a file.
-const SECTIONS: [(&str, &str); 8] = [
+const SECTIONS: [(&str, &str); 10] = [
     ("## Top of the file", ""),
     ("## `[tls]`", "[tls]"),
     ("## `[limits]`", "[limits]"),
     ("## `[log]`", "[log]"),
+    ("## `[trace]`", "[trace]"),
     ("## `[admin]`", "[admin]"),
     ("## `[egress]`", "[egress]"),
     ("## `[store]`", "[store]"),
+    ("## `[second_line]`", "[second_line]"),
     ("## `[[route]]`", "[[route]]"),
 ];
 
@@ -157,7 +159,7 @@ fn written(row: &[String], column: usize) -> Option<String> {
 fn the_defaults_are_those_of_the_pages() {
     let route = "[[route]]\nname = \"r\"\nupstream = \"http://u\"\n";
     let mut file = String::new();
-    for (heading, section) in &SECTIONS[..6] {
+    for (heading, section) in &SECTIONS[..7] {
         file += &format!("{section}\n");
         file.extend(rows("docs/configuration.md", heading).iter().filter_map(|row| written(row, DEFAULT)));
     }
@@ -187,7 +189,7 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 16] = [
+const KINDS: [Kind; 17] = [
     Kind::KeyMissing,
     Kind::KeyInvalid,
     Kind::KeyReused,
@@ -201,6 +203,7 @@ const KINDS: [Kind; 16] = [
     Kind::StoreUnavailable,
     Kind::BodyTooLarge,
     Kind::BodyTimeout,
+    Kind::ExpectationFailed,
     Kind::NoRoute,
     Kind::EgressRefused,
     Kind::Overloaded,

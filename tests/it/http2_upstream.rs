@@ -3,18 +3,20 @@
 use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
-use h2::Reason;
 use h2::server::SendResponse;
+use h2::{Reason, RecvStream};
 use http::{Response, StatusCode};
 use tokio::net::TcpListener;
 
-use crate::support::{Request, Store, World};
+use crate::support::{Connection, Request, Store, World, eventually};
 
 /// What the upstream does with one request.
 #[derive(Clone, Copy)]
 enum Act {
     Create,
     Refuse,
+    /// After the first of the body.
+    RefuseLate,
     Cancel,
     /// Half of a body, and then a reset that says no error.
     Cut,
@@ -31,13 +33,13 @@ async fn upstream(acts: &[Act]) -> (String, Arc<Mutex<usize>>) {
             let (acts, count) = (acts.clone(), count.clone());
             tokio::spawn(async move {
                 let mut connection = h2::server::handshake(stream).await.unwrap();
-                while let Some(Ok((_, respond))) = connection.accept().await {
+                while let Some(Ok((request, respond))) = connection.accept().await {
                     let number = {
                         let mut count = count.lock().unwrap();
                         *count += 1;
                         *count
                     };
-                    act(acts.get(number - 1).copied().unwrap_or(Act::Create), respond, number);
+                    act(acts.get(number - 1).copied().unwrap_or(Act::Create), request.into_body(), respond, number);
                 }
             });
         }
@@ -45,10 +47,16 @@ async fn upstream(acts: &[Act]) -> (String, Arc<Mutex<usize>>) {
     (url, asked)
 }
 
-fn act(act: Act, mut respond: SendResponse<Bytes>, number: usize) {
+fn act(act: Act, mut body: RecvStream, mut respond: SendResponse<Bytes>, number: usize) {
     let head = Response::builder().status(StatusCode::CREATED).body(()).unwrap();
     match act {
         Act::Refuse => respond.send_reset(Reason::REFUSED_STREAM),
+        Act::RefuseLate => {
+            tokio::spawn(async move {
+                body.data().await;
+                respond.send_reset(Reason::REFUSED_STREAM);
+            });
+        }
         Act::Cancel => respond.send_reset(Reason::CANCEL),
         Act::Create => {
             let mut body = respond.send_response(head, false).unwrap();
@@ -93,6 +101,26 @@ async fn a_refused_stream_is_sent_once_more_and_no_more() {
     // Nothing ran, so the key is free.
     world.pay("l").await.assert_executed(201);
     assert_eq!(*asked.lock().unwrap(), 5);
+}
+
+#[tokio::test]
+async fn a_refused_plain_request_is_sent_once_more_if_its_body_is_still_there() {
+    let acts = [Act::Refuse, Act::Create, Act::Refuse, Act::Create, Act::RefuseLate, Act::Refuse, Act::Refuse];
+    let (world, asked) = world(&acts).await;
+    assert_eq!(world.send(&Request::new("GET", "/x")).await.status, 201);
+    assert_eq!(*asked.lock().unwrap(), 2);
+    // A body that comes after the refusal.
+    let mut connection = Connection::open(world.address()).await;
+    connection.write(b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 4\r\n\r\n").await;
+    eventually("the second sending", async || (*asked.lock().unwrap() == 4).then_some(())).await;
+    connection.write(b"body").await;
+    assert_eq!(connection.answer().await.status, 201);
+    assert_eq!(world.proxy().metric("onceproxy_upstream_resends_total", &[("route", "pay")]).await, 2.0);
+    // One that has begun is gone; and what is refused twice is not sent a third time.
+    world.send(&Request::new("POST", "/x").body("body")).await.assert_problem(502, "upstream-unreachable");
+    assert_eq!(*asked.lock().unwrap(), 5);
+    world.send(&Request::new("GET", "/x")).await.assert_problem(502, "upstream-unreachable");
+    assert_eq!(*asked.lock().unwrap(), 7);
 }
 
 #[tokio::test]

@@ -7,9 +7,24 @@ use std::path::{Path, PathBuf};
 const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
     ("cli", &["app", "config", "telemetry"]),
-    ("app", &["admin", "config", "metrics", "proxy", "record", "server", "shutdown", "store", "telemetry", "upstream"]),
+    (
+        "app",
+        &[
+            "admin",
+            "config",
+            "metrics",
+            "proxy",
+            "record",
+            "server",
+            "shutdown",
+            "store",
+            "telemetry",
+            "trace",
+            "upstream",
+        ],
+    ),
     ("server", &["config", "metrics", "shutdown"]),
-    ("proxy", &["config", "record", "store", "upstream", "metrics", "shutdown"]),
+    ("proxy", &["config", "record", "store", "upstream", "metrics", "shutdown", "trace"]),
     ("upstream", &["config", "metrics"]),
     ("admin", &["config", "record", "store", "metrics", "telemetry", "shutdown"]),
     ("store", &["record", "config::store", "metrics"]),
@@ -18,13 +33,15 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("metrics", &[]),
     ("shutdown", &[]),
     ("telemetry", &["config"]),
+    ("trace", &["config", "metrics", "shutdown"]),
 ];
 
 /// The steps of the proxy in the order of a request. A step may use earlier ones, never a later one.
 const STEPS: [&str; 7] = ["route", "key", "fingerprint", "claim", "forward", "record", "respond"];
 
 /// The files in which a back-end's driver may be named.
-const DRIVERS: &[(&str, &str)] = &[("redb", "src/store/disk"), ("redis", "src/store/redis")];
+const DRIVERS: &[(&str, &str)] =
+    &[("redb", "src/store/disk"), ("redis", "src/store/redis"), ("tokio_postgres", "src/store/postgres")];
 
 fn sources() -> Vec<(PathBuf, String)> {
     fn walk(folder: &Path, found: &mut Vec<(PathBuf, String)>) {

@@ -37,14 +37,7 @@ impl Doors {
 
     /// The address on which TLS is spoken, or the other one.
     fn address(&self, tls: bool) -> String {
-        let lines = self.world.proxy().log();
-        let address = lines.iter().find_map(|line| {
-            let line: Value = serde_json::from_str(line).ok()?;
-            let line = line.get("fields").unwrap_or(&line);
-            let address = line["address"].as_str().filter(|address| !address.starts_with("unix:"))?;
-            (line["listener"] == "proxy" && line["tls"] == tls).then(|| address.to_owned())
-        });
-        address.expect("a listener")
+        address(&self.world, tls)
     }
 
     /// Runs curl in one of the ways in; its output begins with the version of HTTP that it spoke.
@@ -65,6 +58,18 @@ impl Doors {
         assert!(output.status.success(), "{way:?}: {output:?}");
         String::from_utf8(output.stdout).unwrap()
     }
+}
+
+/// Where a world listens with TLS, or without.
+fn address(world: &World, tls: bool) -> String {
+    let lines = world.proxy().log();
+    let address = lines.iter().find_map(|line| {
+        let line: Value = serde_json::from_str(line).ok()?;
+        let line = line.get("fields").unwrap_or(&line);
+        let address = line["address"].as_str().filter(|address| !address.starts_with("unix:"))?;
+        (line["listener"] == "proxy" && line["tls"] == tls).then(|| address.to_owned())
+    });
+    address.expect("a listener")
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,6 +185,53 @@ async fn a_replaced_certificate_is_served_without_a_restart() {
     other.write("127.0.0.1", doors.folder.path());
     eventually("the new certificate", async || trusted(other.file()).await.then_some(())).await;
     assert_eq!(metric("onceproxy_certificate_reloads_total").await, 1.0);
+}
+
+/// The scope `client-cert`: the name in a certificate separates callers, and outlives the certificate.
+#[tokio::test]
+async fn a_clients_certificate_says_whose_key_it_is() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    authority.write("127.0.0.1", folder.path());
+    let file = |name: &str| folder.path().join(name).display().to_string();
+    let ca = authority.file().display();
+    let tls = format!(
+        "[tls]\ncert_file = {:?}\nkey_file = {:?}\nclient_ca_file = \"{ca}\"\n",
+        file("cert.pem"),
+        file("key.pem")
+    );
+    let world = World::build(Store::Memory)
+        .top("listen = [\"127.0.0.1:0\", \"http://127.0.0.1:0\"]")
+        .route("scope = [\"client-cert\"]")
+        .more(&tls)
+        .start()
+        .await;
+    let clients = tempfile::tempdir().unwrap();
+    let (cert, key) = (clients.path().join("cert.pem"), clients.path().join("key.pem"));
+    let (secure, plain) =
+        (format!("https://{}/pay", address(&world, true)), format!("http://{}/pay", address(&world, false)));
+    let ca = authority.file().to_str().unwrap();
+    let shown = ["--cacert", ca, "--cert", cert.to_str().unwrap(), "--key", key.to_str().unwrap()];
+    let replayed = async |more: &[&str]| {
+        let output = curl(&[more, &PAY].concat()).await;
+        assert!(output.status.success(), "{output:?}");
+        String::from_utf8(output.stdout).unwrap().contains("idempotent-replayed: true")
+    };
+    let secured = |version| [&shown[..], &[version, secure.as_str()]].concat();
+
+    for (subject, uri) in
+        [("worker", None), ("other", None), ("worker", Some("spiffe://a/x")), ("worker", Some("spiffe://a/y"))]
+    {
+        authority.write_client(subject, uri, clients.path());
+        assert!(!replayed(&secured("--http1.1")).await, "{subject} {uri:?}");
+        assert!(replayed(&secured("--http2")).await, "{subject} {uri:?}");
+        // Renewed, with another key.
+        authority.write_client(subject, uri, clients.path());
+        assert!(replayed(&secured("--http1.1")).await, "{subject} {uri:?}");
+    }
+    // No certificate is a caller as well, and no other's.
+    assert!(!replayed(&[&plain]).await);
+    assert!(replayed(&[&plain]).await);
+    assert_eq!(world.executions(), 5);
 }
 
 #[tokio::test]

@@ -10,6 +10,7 @@
 mod support;
 
 mod documents;
+mod history;
 mod layout;
 mod model;
 
@@ -17,6 +18,7 @@ mod admin;
 mod commands;
 mod contract;
 mod disk;
+mod postgres_server;
 mod redis_server;
 mod redis_store;
 mod store_check;
@@ -28,9 +30,11 @@ mod keys;
 mod keeping;
 mod replay;
 mod resend;
+mod stopping;
 mod streams;
 
 mod egress;
+mod http2_requests;
 mod http2_upstream;
 mod limits;
 mod overload;
@@ -48,7 +52,12 @@ mod hops;
 mod listening;
 mod problems;
 mod raw_bytes;
+mod raw_frames;
+mod request_log;
 mod secrets;
+#[cfg(feature = "otel")]
+mod traces;
 mod vectors;
 
 mod storm;
+mod topologies;

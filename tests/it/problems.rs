@@ -36,6 +36,13 @@ impl Expected {
         for text in ["title", "detail"] {
             assert!(json[text].as_str().is_some_and(|t| !t.is_empty()), "no {text}: {shown}");
         }
+        // What Stripe's SDK for Node needs to see that it is no success.
+        assert_eq!(
+            (&json["error"]["code"], &json["error"]["message"]),
+            (&self.problem.into(), &json["detail"]),
+            "{shown}"
+        );
+        assert!(json["error"]["type"].is_string(), "{shown}");
         assert_eq!(json["retry"].as_str().unwrap_or_default(), self.retry, "{shown}");
         assert_eq!(answer.all("Cache-Control"), [b"no-store"], "{shown}");
         assert_eq!(answer.field("Retry-After").is_some(), self.retry_after, "Retry-After: {shown}");

@@ -123,7 +123,7 @@ async fn exchange(world: &World, bytes: &[u8], form: Form) -> Vec<u16> {
 }
 
 /// What is wrong with a request that the upstream got.
-fn unsound(received: &Received) -> Option<String> {
+pub(crate) fn unsound(received: &Received) -> Option<String> {
     let head = received.head.strip_suffix(b"\r\n\r\n").unwrap_or(&received.head);
     let text: Vec<&[u8]> = head.split(|byte| *byte == b'\n').collect();
     let mut lines = Vec::new();

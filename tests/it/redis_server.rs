@@ -5,6 +5,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::{LazyLock, Mutex, mpsc};
 use std::time::Duration;
 
 /// A running server.
@@ -64,22 +65,11 @@ pub(crate) fn free_port() -> u16 {
 
 /// Starts a server on this port, with nothing in it. `None` if it ended at once.
 pub(crate) fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
-    let mut child = Command::new("redis-server")
-        .args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"])
-        .arg(dir)
-        .args(["--save", "", "--appendonly", "no"])
-        .args(settings)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .expect("redis-server 7 is installed");
+    let mut child = begin(dir, port, settings);
     // The deadline is for a server that never comes up; nothing is concluded from it.
     for _ in 0..1000 {
-        if let Some(mut stream) = connect(port) {
-            send(&mut stream, &[b"PING"]);
-            if read_reply(&mut BufReader::new(stream)).is_some_and(|reply| !reply.starts_with("LOADING")) {
-                return Some(child);
-            }
+        if ask(port, &["PING"]).is_some_and(|reply| !reply.starts_with("LOADING")) {
+            return Some(child);
         }
         if child.try_wait().unwrap().is_some() {
             return None;
@@ -89,6 +79,44 @@ pub(crate) fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
     let _ = child.kill();
     let _ = child.wait();
     None
+}
+
+/// Starts a server on this port, and does not wait for it.
+pub(crate) fn begin(dir: &Path, port: u16, settings: &[&str]) -> Child {
+    let mut command = Command::new("setpriv");
+    command.args(["--pdeathsig", "KILL", "redis-server"]);
+    command.args(settings.first().filter(|first| !first.starts_with("--")));
+    command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(dir);
+    command.args(["--save", "", "--appendonly", "no"]);
+    command.args(settings.iter().skip_while(|setting| !setting.starts_with("--")));
+    command.stdout(Stdio::null()).stderr(Stdio::null());
+    let (tell, told) = mpsc::channel();
+    NURSERY.lock().unwrap().send((command, tell)).expect("the nursery lives as long as the process");
+    told.recv().expect("the nursery answers").expect("redis-server 7 and setpriv are installed")
+}
+
+/// What to start, and who wants to know.
+type Order = (Command, mpsc::Sender<std::io::Result<Child>>);
+
+/// Starts all servers. The kernel ends each when the thread that started it ends, and so with the process that runs the
+/// tests, however that ends; the thread of a test ends much earlier.
+static NURSERY: LazyLock<Mutex<mpsc::Sender<Order>>> = LazyLock::new(|| {
+    let (orders, taken) = mpsc::channel::<Order>();
+    std::thread::spawn(move || {
+        for (mut command, tell) in taken {
+            let _ = tell.send(command.spawn());
+        }
+    });
+    Mutex::new(orders)
+});
+
+/// The answer of the server on this port to one command, as text; `None` if there is none.
+pub(crate) fn ask(port: u16, words: &[&str]) -> Option<String> {
+    let mut stream = connect(port)?;
+    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
+    let words: Vec<&[u8]> = words.iter().map(|word| word.as_bytes()).collect();
+    send(&mut stream, &words);
+    read_reply(&mut BufReader::new(stream))
 }
 
 fn park(span: Duration) {

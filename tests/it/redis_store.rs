@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use onceproxy::config::store::{Backend, Redis, StoreConfig};
+use onceproxy::config::store::{Backend, Place, Redis, StoreConfig, Topology};
 use onceproxy::metrics::Metrics;
 use onceproxy::record::{Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, RecordId, Response, Token};
 use onceproxy::store::{Opened, Store};
@@ -20,7 +20,11 @@ mod trips;
 mod wakes;
 
 fn backend(port: u16) -> Redis {
-    Redis { host: "127.0.0.1".into(), port, db: 0, username: None, password: None, tls: None }
+    backend_at("127.0.0.1", port)
+}
+
+fn backend_at(host: &str, port: u16) -> Redis {
+    Redis::new(Topology::One(Place { host: host.into(), port }))
 }
 
 fn config_of(redis: Redis) -> StoreConfig {

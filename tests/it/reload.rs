@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use serde_json::json;
 
+use crate::support::tls::Authority;
 use crate::support::{Gate, Request, Store, World, eventually, reply};
 
 const RELOADS: &str = "onceproxy_config_reloads_total";
@@ -245,4 +246,31 @@ async fn the_log_level_follows_the_settings_and_the_operator() {
     world.proxy().hang_up();
     reloaded(&world, "success", 2.0).await;
     assert_eq!(level(&world).await, "warn");
+}
+
+#[tokio::test]
+async fn renewed_certificates_of_an_upstream_are_taken_without_a_word() {
+    let (old, new) = (Authority::new(), Authority::new());
+    let folder = tempfile::tempdir().unwrap();
+    let trusted = folder.path().join("upstream-ca.pem");
+    std::fs::copy(old.file(), &trusted).unwrap();
+    // Connections are not kept, so that each request shakes hands.
+    let route = format!("upstream = \"https://AUTHORITY\"\n ca_file = {trusted:?}\n idle_timeout = \"1ms\"");
+    let world = World::with(Store::Memory, &route).await;
+    let metric = async |name: &str| world.proxy().metric(&format!("onceproxy_certificate_{name}_total"), &[]).await;
+    world.upstream.speak_tls(old.certificate_for("127.0.0.1"));
+    world.pay("k-1").await.assert_executed(201);
+
+    std::fs::write(&trusted, "no certificate").unwrap();
+    eventually("the bad file", async || (metric("reload_failures").await == 1.0).then_some(())).await;
+    world.pay("k-2").await.assert_executed(201);
+    assert!(logged(&world, "cannot take new certificates for an upstream"));
+
+    world.upstream.speak_tls(new.certificate_for("127.0.0.1"));
+    world.pay("k-3").await.assert_problem(502, "upstream-unreachable");
+    std::fs::copy(new.file(), &trusted).unwrap();
+    eventually("the new file", async || (metric("reloads").await == 1.0).then_some(())).await;
+    world.pay("k-3").await.assert_executed(201);
+    assert_eq!((metric("reload_failures").await, world.executions()), (1.0, 3));
+    assert_eq!(world.proxy().metric(RELOADS, &[("result", "success")]).await, 0.0);
 }

@@ -35,7 +35,7 @@ fn says(report: &Value, list: &str, part: &str) {
 
 #[tokio::test]
 async fn reports_a_server_on_which_the_promise_holds() {
-    let server = RedisServer::start().await;
+    let server = RedisServer::start(&[]).await;
     server.command(&["CONFIG", "SET", "appendfsync", "always"]).await;
     server.command(&["CONFIG", "SET", "appendonly", "yes"]).await;
     let (code, report, complaints) = check(&format!("redis://{}", server.address)).await;
@@ -62,7 +62,7 @@ async fn reports_a_server_on_which_the_promise_holds() {
 
 #[tokio::test]
 async fn says_what_a_server_may_lose_and_what_breaks_the_promise() {
-    let server = RedisServer::start().await;
+    let server = RedisServer::start(&[]).await;
     let url = format!("redis://{}", server.address);
     let (code, report, _) = check(&url).await;
     assert_eq!(code, 0, "{report:#}");
@@ -76,7 +76,7 @@ async fn says_what_a_server_may_lose_and_what_breaks_the_promise() {
 
 #[tokio::test]
 async fn finds_the_rights_that_a_user_lacks_by_trying() {
-    let server = RedisServer::start().await;
+    let server = RedisServer::start(&[]).await;
     let user = ["ACL", "SETUSER", "u", "on", ">p", "~once:*", "&once:*", "+@all", "-zadd"];
     server.command(&user).await;
     let (code, report, _) = check(&format!("redis://u:p@{}", server.address)).await;
@@ -107,7 +107,7 @@ async fn a_store_that_cannot_be_reached_and_one_that_is_held_say_so() {
 #[tokio::test]
 async fn a_proxy_whose_user_lacks_rights_is_not_ready_until_they_are_given() {
     within_deadline("rights given later", async {
-        let server = RedisServer::start().await;
+        let server = RedisServer::start(&[]).await;
         server.command(&["ACL", "SETUSER", "u", "on", ">p", "~once:*", "&once:*", "+@all", "-zadd"]).await;
         let folder = tempfile::tempdir().unwrap();
         let proxy = proxy_on(&format!("redis://u:p@{}", server.address), folder.path()).await;

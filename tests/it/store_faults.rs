@@ -107,6 +107,17 @@ on_shared_stores! {
         assert_eq!(world.executions(), 2);
     }
 
+    async fn g2_whoever_was_told_that_nothing_was_sent_was_told_the_truth(store) {
+        let world = World::build(store).relayed().route("timeout = \"300ms\"\n lease = \"30s\"").start().await;
+        world.pay("warm-up").await.assert_executed(201);
+        // The store grants the claim, but says so only when the caller has gone.
+        world.relay().delay(ms(1000));
+        assert_refused(&world.pay("k-1").await);
+        world.relay().delay(Duration::ZERO);
+        once_back(&world).await.assert_executed(201);
+        assert_eq!(world.executions(), 2, "what was refused was sent after all");
+    }
+
     async fn g2_a_paused_redis_burns_no_key(store) {
         let world = World::build(store).store("timeout = \"500ms\"").route("lease = \"1s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
@@ -212,6 +223,25 @@ on_shared_stores! {
         let replay = Request::pay().key("k-1").send(world.proxies[1].address).await;
         assert_eq!(replay.assert_replay(201).text(), "done");
         assert_eq!(world.executions(), 1);
+    }
+
+    async fn an_owner_never_gets_the_answer_to_another_request_that_took_its_forgotten_key(store) {
+        let world = World::build(store).proxies(2).route("lease = \"30s\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("ten").behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.redis().command(&["FLUSHALL"]).await;
+        let other = Request::new("POST", "/pay").json(r#"{"amount":20}"#).key("k-1");
+        world.upstream.next(reply(201).body("twenty"));
+        assert_eq!(other.send(world.proxies[1].address).await.assert_executed(201).text(), "twenty");
+        gate.open();
+        let first = owner.answer().await;
+        assert_eq!(first.assert_executed(201).text(), "ten");
+        assert_eq!(first.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=not-recorded"));
+        world.pay("k-1").await.assert_problem(422, "key-reused");
+        assert_eq!(other.send(world.address()).await.assert_replay(201).text(), "twenty");
+        assert_eq!(world.proxy().metric("onceproxy_lost_writes_total", &[]).await, 1.0);
     }
 
     async fn a_damaged_record_is_refused_even_where_the_route_forwards(store) {

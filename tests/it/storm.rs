@@ -1,278 +1,309 @@
-//! The storm: everything at once, and the promise still holds.
+//! Storms: everything at once, and the promise still holds.
 //!
-//! Two hundred keys, duplicates at random, callers that hang up, an upstream that fails in every way it can, proxies
-//! that are killed and restarted, a Redis that stands still. The inputs follow from one seed, which is printed;
-//! `ONCEPROXY_STORM_SEED` repeats them. What the machine's scheduler does with them differs from run to run.
+//! Hot keys and a long tail, duplicates at random, callers that hang up and repeat, an operator, an upstream that fails
+//! in every way it can, proxies and stores that are killed, paused and cut off. Then all is healed, every key is asked
+//! for until it is at rest, and the history is judged. The inputs follow from one seed, which is printed;
+//! `ONCEPROXY_STORM_SEED` repeats them, `ONCEPROXY_STORM_ROUNDS` runs more storms. What the machine's scheduler does
+//! with them differs from run to run.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use serde_json::Value;
-use tokio::task::JoinSet;
-use tokio::time::{Instant, sleep_until, timeout};
+use crate::history::{self, Answered, Fault, History, Seen, mutations};
+use crate::support::dice::Dice;
+use crate::support::world::Builder;
+use crate::support::{Store, World, ms};
 
-use crate::support::relay::Loss;
-use crate::support::upstream::Received;
-use crate::support::{Answer, Connection, Request, Script, Step, Store, World, eventually, ms, reply};
+mod blows;
+mod callers;
+mod failovers;
+mod log;
+mod rest;
+mod upstream;
 
-const KEYS: u64 = 200;
-const STORM: Duration = Duration::from_secs(10);
-const ROUTE: &str = "lease = \"1s\"\n timeout = \"1s\"\n abandon_after = \"3s\"\n wait_timeout = \"3s\"";
+use blows::{Blow, Kept, Planned, Unasked};
+use failovers::Strike;
+use log::Log;
 
-/// SplitMix64: small, and the same on every machine.
-#[derive(Clone)]
-struct Dice(u64);
+const LENGTH: Duration = Duration::from_secs(5);
+const ABANDON_AFTER: Duration = Duration::from_secs(4);
+const ROUTE: &str = "lease = \"1s\"\n timeout = \"1s\"\n abandon_after = \"4s\"\n wait_timeout = \"2s\"";
 
-impl Dice {
-    fn roll(&mut self, below: u64) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (z ^ (z >> 31)) % below
-    }
-
-    fn time(&mut self, below: Duration) -> Duration {
-        Duration::from_millis(self.roll(below.as_millis() as u64))
-    }
-
-    fn one_in(&mut self, n: u64) -> bool {
-        self.roll(n) == 0
-    }
+/// One kind of storm.
+struct Storm {
+    name: &'static str,
+    store: Store,
+    proxies: usize,
+    /// What is special about its world.
+    world: fn(Builder) -> Builder,
+    length: Duration,
+    /// What a restart leaves of the store.
+    kept: Kept,
+    blows: fn(&mut Dice, &Storm) -> Vec<Planned>,
 }
 
-/// One call of one caller.
-struct Call {
-    key: u64,
-    at: Duration,
-    proxy: usize,
-    hangs_up_after: Option<Duration>,
-}
-
-/// One blow from outside.
-enum Blow {
-    KillProxy(usize),
-    /// It stands still, at times for longer than its leases.
-    PauseProxy(usize, Duration),
-    PauseRedis(Duration),
-    /// The reply to the next operation on a record is swallowed and its connection broken off.
-    LoseReply,
-}
-
-fn seed() -> u64 {
-    // Read here and not in the settings: it is the test's own.
-    #[allow(clippy::disallowed_methods, reason = "the environment of the test, not of the product")]
-    let given = std::env::var("ONCEPROXY_STORM_SEED").ok();
-    let now = || std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64;
-    given.map_or_else(now, |seed| seed.parse().expect("ONCEPROXY_STORM_SEED is a number"))
-}
-
-fn calls(dice: &mut Dice, proxies: usize) -> Vec<Call> {
-    let mut calls = Vec::new();
-    for key in 0..KEYS {
-        let first = dice.time(STORM - ms(2000));
-        for n in 0..=dice.roll(5) {
-            let at = first + if n == 0 { Duration::ZERO } else { dice.time(ms(2000)) };
-            let hangs_up_after = dice.one_in(6).then(|| dice.time(ms(600)));
-            calls.push(Call { key, at, proxy: dice.roll(proxies as u64) as usize, hangs_up_after });
-        }
-    }
-    calls
-}
-
-fn blows(dice: &mut Dice, proxies: usize, redis: bool) -> Vec<(Duration, Blow)> {
-    let mut blows = Vec::new();
-    let mut at = ms(800) + dice.time(ms(800));
-    while at < STORM {
-        let proxy = dice.roll(proxies as u64) as usize;
-        let blow = match dice.roll(if redis { 7 } else { 3 }) {
-            0 | 1 => Blow::KillProxy(proxy),
-            2 => Blow::PauseProxy(proxy, ms(200) + dice.time(ms(1300))),
-            3 => Blow::PauseRedis(ms(200) + dice.time(ms(700))),
-            _ => Blow::LoseReply,
-        };
-        blows.push((at, blow));
-        at += ms(300) + dice.time(ms(900));
-    }
-    blows
-}
-
-/// The number in `key-17`.
-fn key_number(request: &Received) -> u64 {
-    let key = request.field("Idempotency-Key").expect("a key");
-    key.strip_prefix("key-").expect("one of ours").parse().unwrap()
-}
-
-/// How many executions of a key came before this one, by its place in the dice of its key.
-type Played = Arc<Mutex<BTreeMap<u64, Vec<bool>>>>;
-
-/// What the upstream does with a request: follows from the seed, the key, and how often it saw the key. Remembers for
-/// each execution whether its answer said "not executed".
-fn behave(seed: u64, played: &Played, request: &Received) -> Script {
-    let key = key_number(request);
-    let mut played = played.lock().unwrap();
-    let executions = played.entry(key).or_default();
-    let mut dice = Dice(seed ^ (key << 20) ^ executions.len() as u64);
-    let body = format!(r#"{{"key":{key},"execution":{}}}"#, request.number);
-    let done = reply(201).field("Content-Type", "application/json").body(&body);
-    let roll = dice.roll(20);
-    executions.push(roll == 10 || roll == 11);
-    match roll {
-        0..=4 => done.into(),
-        5..=8 => done.delayed(dice.time(ms(900))),
-        9 => done.delayed(ms(1000) + dice.time(ms(1500))),
-        10 => reply(503).into(),
-        11 => reply(429).delayed(dice.time(ms(300))),
-        12 => reply(504).into(),
-        13 => Script::close().delayed(dice.time(ms(200))),
-        14 => Script::reset(),
-        15 => Script::bytes_then_close("HTTP/1.1 201 Created\r\nContent-Length: 100\r\n\r\nhalf"),
-        16 => Script::never(),
-        17 => Script(vec![Step::Reply(done), Step::Close]),
-        _ => {
-            let chunked = format!(
-                "HTTP/1.1 201 Created\r\nTransfer-Encoding: chunked\r\n\r\n{:x}\r\n{body}\r\n0\r\n\r\n",
-                body.len()
-            );
-            Script(vec![Step::Pause(dice.time(ms(100))), Step::Bytes(chunked.into_bytes())])
-        }
+impl Storm {
+    fn any_blows(dice: &mut Dice, storm: &Storm) -> Vec<Planned> {
+        blows::plan(dice, &blows::kinds(storm.store, storm.proxies), LENGTH, Vec::new())
     }
 }
 
-fn request(key: u64) -> Request {
-    Request::new("POST", "/pay").key(&format!("key-{key}")).json(&format!(r#"{{"amount":{key}}}"#))
+#[allow(clippy::disallowed_methods, reason = "the environment of the test, not of the product")]
+fn given_number(name: &str) -> Option<u64> {
+    std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 
-/// Sends without minding that the proxy may be down or die: `None` is no answer.
-async fn try_send(key: u64, to: std::net::SocketAddr) -> Option<Answer> {
-    let mut connection = Connection::try_open(to).await?;
-    connection.send(&request(key)).await;
-    connection.try_answer().await.filter(|answer| answer.complete)
+fn seeds() -> Vec<u64> {
+    let first = given_number("ONCEPROXY_STORM_SEED")
+        .unwrap_or_else(|| std::time::UNIX_EPOCH.elapsed().unwrap().as_nanos() as u64);
+    (0..given_number("ONCEPROXY_STORM_ROUNDS").unwrap_or(1)).map(|round| first.wrapping_add(round)).collect()
 }
 
-/// The storm on one store, and the counting afterwards.
-async fn storm(store: Store, proxies: usize) {
-    let seed = seed();
-    println!("ONCEPROXY_STORM_SEED={seed}");
-    let mut dice = Dice(seed);
-    let builder = World::build(store).proxies(proxies).relayed().route(ROUTE).store("timeout = \"500ms\"");
-    let mut world = builder.start().await;
-    let played = Played::default();
-    let history = played.clone();
-    world.upstream.always(move |request| behave(seed, &history, request));
+/// Runs it and returns its history, and its world: what is wrong is shown with the proxies' logs.
+async fn run(storm: &Storm, seed: u64) -> (History, World) {
+    println!("{}: ONCEPROXY_STORM_SEED={seed}", storm.name);
+    let mut dice = Dice::new(seed);
+    let builder = (storm.world)(World::build(storm.store).proxies(storm.proxies).relayed());
+    let mut world = builder.route(ROUTE).store("timeout = \"500ms\"").start().await;
+    let clients = callers::plan(&mut dice, storm.proxies, storm.length);
+    let plan = (storm.blows)(&mut dice, storm);
+    let log = Log::new();
+    log.note_proxies(&world);
+    let of_upstream = log.clone();
+    world.upstream.always(move |request| upstream::behave(seed, &of_upstream, request));
 
-    let calls = calls(&mut dice, proxies);
-    let blows = blows(&mut dice, proxies, store == Store::Redis);
-    let addresses = Arc::new(Mutex::new(world.proxies.iter().map(|p| p.address).collect::<Vec<_>>()));
-    let start = Instant::now();
-    let mut callers = JoinSet::new();
-    for call in calls {
-        let addresses = addresses.clone();
-        callers.spawn(async move {
-            sleep_until(start + call.at).await;
-            let address = addresses.lock().unwrap()[call.proxy];
-            let answer = match call.hangs_up_after {
-                Some(patience) => timeout(patience, try_send(call.key, address)).await.ok().flatten(),
-                None => try_send(call.key, address).await,
-            };
-            (call.key, answer)
-        });
-    }
-    for (at, blow) in blows {
-        sleep_until(start + at).await;
-        match blow {
-            Blow::KillProxy(n) => {
-                world.proxies[n].start_again().await;
-                addresses.lock().unwrap()[n] = world.proxies[n].address;
-            }
-            Blow::PauseProxy(n, time) => {
-                world.proxies[n].pause();
-                tokio::time::sleep(time).await;
-                world.proxies[n].resume();
-            }
-            Blow::LoseReply => world.relay().lose_reply_to(":r:", Loss::Cut),
-            Blow::PauseRedis(time) => {
-                world.redis().pause();
-                tokio::time::sleep(time).await;
-                world.redis().resume();
-            }
-        }
-    }
-    let mut answers = callers.join_all().await;
-    answers.extend(afterwards(&world).await);
-    let tally = check(seed, &answers, &played.lock().unwrap());
-    println!("{tally:?}");
-    assert!(tally.keys_with_success > KEYS as usize / 3, "hardly anything succeeded: {tally:?}");
-    assert!(tally.unknown > 0 && tally.replays > 0, "hardly a storm: {tally:?}");
+    let callers = callers::send(clients, &log, storm.proxies);
+    let operator = tokio::spawn(callers::operate(dice, log.clone(), storm.proxies));
+    let mut unasked = Unasked::new(&world, &log);
+    let mut terms = blows::strike(&mut world, &log, &plan, storm.kept, &mut unasked).await;
+    terms.abandon_after = ABANDON_AFTER;
+    callers.join_all().await;
+    log.note_calm();
+    operator.await.unwrap();
+    rest::wait_for(&world, ABANDON_AFTER).await;
+    rest::ask(&log, callers::keys(), storm.proxies).await;
+    rest::wait_for(&world, Duration::ZERO).await;
+    unasked.look(&world, &log, storm.kept, &mut terms);
+    let left = rest::left(&world).await;
+    let (executions, calls, acts) = log.all();
+    println!("{plan:?}");
+    (History { executions, calls, acts, left, terms }, world)
 }
 
-/// Waits until nothing runs any more, then asks every proxy about every key once more.
-async fn afterwards(world: &World) -> Vec<(u64, Option<Answer>)> {
-    for proxy in &world.proxies {
-        proxy.ready().await;
-        eventually("all attempts to end", async || proxy.open_records("claimed").await.is_empty().then_some(())).await;
-    }
-    let mut answers = Vec::new();
-    for key in 0..KEYS {
-        for proxy in &world.proxies {
-            answers.push((key, Some(request(key).send(proxy.address).await)));
-        }
-    }
-    for proxy in &world.proxies {
-        let all_settled = "all attempts of the last round to end";
-        eventually(all_settled, async || proxy.open_records("claimed").await.is_empty().then_some(())).await;
-        assert!(proxy.open_records("").await.iter().all(|record| record["state"] == "unknown"));
-    }
-    answers
-}
-
-/// What a storm came to.
+/// What a storm came to, to see that it was one.
 #[derive(Debug, Default)]
 struct Tally {
-    keys_with_success: usize,
+    executions: usize,
+    first: usize,
     replays: usize,
     unknown: usize,
     in_progress: usize,
-    unanswered: usize,
+    refused: usize,
+    reused: usize,
+    nothing: usize,
+    acts: usize,
 }
 
-fn check(seed: u64, answers: &[(u64, Option<Answer>)], played: &BTreeMap<u64, Vec<bool>>) -> Tally {
-    let mut tally = Tally::default();
-    for (key, released) in played {
-        let counted = released.iter().filter(|released| !**released).count();
-        assert!(counted <= 1, "seed {seed}: key {key} ran {counted} times");
-    }
-    let mut bodies: BTreeMap<u64, BTreeSet<Vec<u8>>> = BTreeMap::new();
-    for (key, answer) in answers {
-        let Some(answer) = answer else {
-            tally.unanswered += 1;
-            continue;
+fn tally(history: &History) -> Tally {
+    let done = history.acts.iter().filter(|act| act.done).count();
+    let mut tally = Tally { executions: history.executions.len(), acts: done, ..Tally::default() };
+    for call in &history.calls {
+        let count = match &call.seen {
+            Seen::Nothing => &mut tally.nothing,
+            Seen::Answer(Answered { replayed: true, .. }) => &mut tally.replays,
+            Seen::Answer(_) => &mut tally.first,
+            Seen::Problem(problem) => match problem.kind.as_str() {
+                "outcome-unknown" => &mut tally.unknown,
+                "request-in-progress" => &mut tally.in_progress,
+                "key-reused" => &mut tally.reused,
+                _ => &mut tally.refused,
+            },
         };
-        if answer.status == 201 {
-            let body: Value = answer.json();
-            assert_eq!(body["key"], *key, "seed {seed}: the answer of another key: {}", answer.shown());
-            bodies.entry(*key).or_default().insert(answer.body.clone());
-            tally.replays += usize::from(answer.is_replay());
-            continue;
-        }
-        match answer.problem().as_str() {
-            "outcome-unknown" => tally.unknown += 1,
-            "request-in-progress" => tally.in_progress += 1,
-            "store-unavailable" | "upstream-unreachable" => {}
-            "" => assert!(matches!(answer.status, 429 | 503 | 504), "seed {seed}: {}", answer.shown()),
-            _ => panic!("seed {seed}: {}", answer.shown()),
-        }
+        *count += 1;
     }
-    for (key, bodies) in &bodies {
-        assert_eq!(bodies.len(), 1, "seed {seed}: different answers of key {key}: {bodies:?}");
-    }
-    tally.keys_with_success = bodies.len();
     tally
 }
 
-on_lasting_stores! {
-    async fn the_promise_holds_in_a_storm(store) {
-        storm(store, if store == Store::Redis { 2 } else { 1 }).await;
+/// Runs it, judges it, and makes its history wrong to see that the judge would have seen it.
+async fn judged(storm: &Storm) {
+    for seed in seeds() {
+        let (history, _world) = run(storm, seed).await;
+        let tally = tally(&history);
+        println!("{tally:?}");
+        history::assert_right(&format!("{}, seed {seed}", storm.name), &history);
+        let hardly = tally.executions < 50 || tally.replays < 50 || tally.unknown + tally.acts < 5;
+        assert!(!hardly, "hardly a storm: {tally:?}");
+        let mutations = mutations::assert_all_are_found(&history, seed);
+        println!("{mutations} mutations, all found");
     }
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_memory_while_the_proxy_lives() {
+    let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &[Blow::PauseProxy(0)], LENGTH, Vec::new());
+    let (store, kept) = (Store::Memory, Kept::InProcess);
+    judged(&Storm { name: "memory", store, proxies: 1, world: plain, length: LENGTH, kept, blows }).await;
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_disk() {
+    let (store, kept, blows) = (Store::Disk, Kept::Everything, Storm::any_blows);
+    judged(&Storm { name: "disk", store, proxies: 1, world: plain, length: LENGTH, kept, blows }).await;
+}
+
+/// A world without anything special.
+fn plain(world: Builder) -> Builder {
+    world
+}
+
+/// With a Redis that keeps a log, synced before anybody is answered.
+fn logged(world: Builder) -> Builder {
+    world.redis(&["--appendonly", "yes", "--appendfsync", "always"])
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_two_proxies_and_a_redis_that_keeps_a_log() {
+    let (store, kept, blows) = (Store::Redis, Kept::Everything, Storm::any_blows);
+    judged(&Storm { name: "redis", store, proxies: 2, world: logged, length: LENGTH, kept, blows }).await;
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_two_proxies_and_a_postgres() {
+    let (store, kept, blows) = (Store::Postgres, Kept::Everything, Storm::any_blows);
+    judged(&Storm { name: "postgres", store, proxies: 2, world: plain, length: LENGTH, kept, blows }).await;
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_a_redis_that_forgets_with_a_second_line() {
+    let blows = |dice: &mut Dice, storm: &Storm| {
+        let mut kinds = blows::kinds(storm.store, storm.proxies);
+        kinds.extend([Blow::RestartRedis, Blow::PausePostgres, Blow::RestartPostgres]);
+        let from = ms(2000) + dice.time(ms(1000));
+        let certain = vec![Planned { blow: Blow::RestartRedis, from, until: from + ms(100) }];
+        blows::plan(dice, &kinds, LENGTH, certain)
+    };
+    // Redis itself keeps nothing at a restart; the two together keep everything.
+    let (store, kept) = (Store::Redis, Kept::Everything);
+    let name = "redis without persistence, and a second line";
+    judged(&Storm { name, store, proxies: 2, world: Builder::second_line, length: LENGTH, kept, blows }).await;
+}
+
+/// With proxies that live, what is not recorded, or not handed back, has no excuse.
+#[tokio::test]
+async fn the_promise_holds_on_two_proxies_that_live_and_a_redis_that_is_struck() {
+    let blows = |dice: &mut Dice, _: &Storm| blows::plan(dice, &blows::kinds(Store::Redis, 0), LENGTH, Vec::new());
+    let (store, kept) = (Store::Redis, Kept::Everything);
+    judged(&Storm { name: "redis alone", store, proxies: 2, world: logged, length: LENGTH, kept, blows }).await;
+}
+
+/// The blows of a storm with one restart of Redis that forgets.
+fn one_restart(dice: &mut Dice, snapshot: bool) -> Vec<Planned> {
+    let from = ms(2000) + dice.time(ms(1000));
+    let mut certain = vec![Planned { blow: Blow::RestartRedis, from, until: from + ms(100) }];
+    if snapshot {
+        let from = from - ms(900);
+        certain.push(Planned { blow: Blow::Snapshot, from, until: from });
+    }
+    let kinds = [Blow::KillProxy(0), Blow::PauseProxy(1), Blow::CutRelay, Blow::FlushScripts];
+    blows::plan(dice, &kinds, LENGTH, certain)
+}
+
+/// A restart that forgets leads to second executions, and to nothing else; and with the terms that the documents state,
+/// even those are explained one by one.
+async fn forgets_exactly_what_is_documented(storm: &Storm) {
+    for seed in seeds() {
+        let (history, _world) = run(storm, seed).await;
+        println!("{:?}", tally(&history));
+        history::assert_right(&format!("{}, seed {seed}", storm.name), &history);
+        let mut untold = history.clone();
+        untold.terms.losses.clear();
+        let verdicts = history::judge(&untold);
+        let seconds = verdicts.iter().filter(|verdict| verdict.fault == Fault::SecondExecution).count();
+        assert!(seconds > 0, "nothing was forgotten");
+        let of_loss = [
+            Fault::SecondExecution,
+            Fault::UnknownNotHeld,
+            Fault::TwoAnswers,
+            Fault::RecordLost,
+            Fault::AnswerNotRecorded,
+        ];
+        let others: Vec<_> = verdicts.iter().filter(|verdict| !of_loss.contains(&verdict.fault)).collect();
+        assert!(others.is_empty(), "{others:#?}");
+    }
+}
+
+#[tokio::test]
+async fn a_redis_without_persistence_forgets_at_a_restart_what_was_before_it_and_nothing_else() {
+    let blows = |dice: &mut Dice, _: &Storm| one_restart(dice, false);
+    let (store, kept) = (Store::Redis, Kept::Nothing);
+    let storm = Storm { name: "redis, restarted empty", store, proxies: 2, world: plain, length: LENGTH, kept, blows };
+    forgets_exactly_what_is_documented(&storm).await;
+}
+
+#[tokio::test]
+async fn a_redis_with_snapshots_forgets_what_came_after_the_last_and_nothing_else() {
+    let blows = |dice: &mut Dice, _: &Storm| one_restart(dice, true);
+    let (store, kept) = (Store::Redis, Kept::Nothing);
+    let storm = Storm {
+        name: "redis, restarted from a snapshot",
+        store,
+        proxies: 2,
+        world: plain,
+        length: LENGTH,
+        kept,
+        blows,
+    };
+    forgets_exactly_what_is_documented(&storm).await;
+}
+
+#[tokio::test]
+async fn a_memory_store_forgets_with_its_process_and_nothing_else() {
+    let blows = |dice: &mut Dice, _: &Storm| {
+        let from = ms(2000) + dice.time(ms(1000));
+        vec![Planned { blow: Blow::KillProxy(0), from, until: from + ms(100) }]
+    };
+    let (store, kept) = (Store::Memory, Kept::InProcess);
+    let storm = Storm { name: "memory, killed", store, proxies: 1, world: plain, length: LENGTH, kept, blows };
+    forgets_exactly_what_is_documented(&storm).await;
+}
+
+const WITH_FAILOVERS: Duration = Duration::from_secs(9);
+
+/// Two blows at masters, and others at the proxies.
+fn failovers(dice: &mut Dice, first: &[Strike], second: &[Strike]) -> Vec<Planned> {
+    let mut certain = Vec::new();
+    for (at, strikes) in [(ms(1000), first), (ms(6000), second)] {
+        let strike = *dice.one_of(strikes).expect("strikes");
+        let from = at + dice.time(ms(500));
+        certain.push(Planned { blow: Blow::Master(strike, dice.roll(256) as u8), from, until: from + ms(1000) });
+    }
+    blows::plan(dice, &[Blow::KillProxy(0), Blow::PauseProxy(1)], WITH_FAILOVERS, certain)
+}
+
+fn of_sentinels(dice: &mut Dice, _: &Storm) -> Vec<Planned> {
+    failovers(dice, &[Strike::CutOffAndKill], &[Strike::Kill, Strike::Pause, Strike::ByHand])
+}
+
+#[tokio::test]
+async fn the_promise_holds_behind_sentinels_when_all_replicas_have_each_claim() {
+    let world = |world: Builder| world.store("wait_replicas = 2");
+    let (store, kept, length, blows) = (Store::Sentinel, Kept::Claims, WITH_FAILOVERS, of_sentinels);
+    judged(&Storm { name: "sentinel", store, proxies: 2, world, length, kept, blows }).await;
+}
+
+/// The same storm without waiting for replicas.
+#[tokio::test]
+async fn behind_sentinels_a_failover_forgets_what_was_not_replicated_and_nothing_else() {
+    let (store, kept, length, blows) = (Store::Sentinel, Kept::Replicated, WITH_FAILOVERS, of_sentinels);
+    let storm = Storm { name: "sentinel, not waiting", store, proxies: 2, world: plain, length, kept, blows };
+    forgets_exactly_what_is_documented(&storm).await;
+}
+
+#[tokio::test]
+async fn the_promise_holds_on_a_cluster_when_the_replica_has_each_claim() {
+    let blows = |dice: &mut Dice, _: &Storm| {
+        failovers(dice, &[Strike::Kill, Strike::Pause], &[Strike::MoveSlot, Strike::ByHand, Strike::Kill])
+    };
+    let world = |world: Builder| world.store("wait_replicas = 1");
+    let (store, kept, length) = (Store::Cluster, Kept::Claims, WITH_FAILOVERS);
+    judged(&Storm { name: "cluster", store, proxies: 2, world, length, kept, blows }).await;
 }

@@ -6,16 +6,20 @@
 use std::time::Duration;
 
 pub(crate) mod client;
+#[cfg(feature = "otel")]
+pub(crate) mod collector;
+pub(crate) mod dice;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod relay;
 pub(crate) mod tls;
+pub(crate) mod topologies;
 pub(crate) mod upstream;
 pub(crate) mod wire;
 pub(crate) mod world;
 
 pub(crate) use client::{Answer, Connection, Pending, Request};
-pub(crate) use upstream::{Gate, Script, Step, reply};
+pub(crate) use upstream::{Gate, Script, Step, Upstream, reply};
 pub(crate) use world::{Store, World};
 
 /// How long anything may take before a scenario gives up: long enough for a loaded machine, short enough to notice.

@@ -57,7 +57,8 @@ const SECRETS: &str =
 fn secrets_are_read_and_never_printed() {
     let loaded = loaded(&format!("{SECRETS}{}", route_with("")));
     let Backend::Redis(redis) = &loaded.config.store.backend else { panic!("not Redis") };
-    assert_eq!((redis.host.as_str(), redis.port, redis.db), ("::1", 7000, 3));
+    let store::Topology::One(place) = &redis.topology else { panic!("not one server") };
+    assert_eq!((place.host.as_str(), place.port, redis.db), ("::1", 7000, 3));
     assert_eq!(redis.username.as_deref(), Some("us er"));
     assert_eq!(redis.password.as_ref().unwrap().expose_secret(), "s3cr3t/pass");
     let printed = effective(&loaded.config);

@@ -49,6 +49,9 @@ fn shape(line: &Line) -> Value {
     if right.contains("true or false") {
         return json!({ "type": "boolean" });
     }
+    if right.contains("a number from 0 to 1") {
+        return json!({ "type": "number", "minimum": 0, "maximum": 1 });
+    }
     if right.contains("ms, s, m, h, d") {
         let never = if right.contains("\"never\"") { "never|" } else { "" };
         return json!({ "type": "string", "pattern": format!("^({never}[0-9]+(ms|s|m|h|d))$") });

@@ -1,7 +1,7 @@
 //! Whose key it is: the record id, from the route's name, the scope parts and the key.
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use http::request::Parts;
 
@@ -21,6 +21,11 @@ pub struct Identity {
     /// The key's value, whatever the scope. Differs from process to process.
     pub key_hash: u64,
 }
+
+/// The name in the certificate that the client has shown: bytes that no other name has. Looked for among a request's
+/// extensions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ClientName(pub Arc<[u8]>);
 
 /// Names the record of a key that came with this request.
 ///
@@ -47,6 +52,13 @@ fn add_scope_part(transcript: &mut Transcript, part: &ScopePart, head: &Parts) {
     match part {
         ScopePart::Header(name) => transcript.field(&head.headers, name),
         ScopePart::Query(name) => add_parameter(transcript, head.uri.query().unwrap_or_default(), name),
+        ScopePart::ClientCert => match head.extensions.get::<ClientName>() {
+            Some(ClientName(name)) => {
+                transcript.count(1);
+                transcript.part(name);
+            }
+            None => transcript.count(0),
+        },
         ScopePart::Constant(text) => transcript.part(text.as_bytes()),
     }
 }

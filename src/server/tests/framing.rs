@@ -39,7 +39,7 @@ async fn ambiguous_requests_get_400_and_nothing_behind_them_is_served() {
         "GET http://b/ HTTP/1.1\r\nHost: a\r\n\r\n",
         "GET / a HTTP/1.1\r\nHost: a\r\n\r\n",
         "GET a HTTP/1.1\r\nHost: a\r\n\r\n",
-        "CONNECT a:80 HTTP/1.1\r\nHost: a:80\r\n\r\n",
+        "CONNECT a HTTP/1.1\r\nHost: a\r\n\r\n",
     ] {
         let world = World::start();
         let mut client = world.connect().await;

@@ -106,7 +106,9 @@ async fn a_request_with_two_addressees_is_refused_and_the_connection_goes_on() {
         assert_eq!(whole(response).await, refusal);
     }
     let connect = Request::builder().method("CONNECT").uri("a:443");
-    assert_eq!(patiently(client.send(connect, "")).await.unwrap().status(), StatusCode::BAD_REQUEST);
+    let refused = patiently(client.send(connect, "")).await.unwrap();
+    assert_eq!(refused.status(), StatusCode::NOT_IMPLEMENTED);
+    assert_eq!(whole(refused).await, "tunnels are opened by HTTP/1.1\n");
     let many = (0..100).fold(Request::get("http://a/"), |request, number| request.header("x", number));
     assert_eq!(patiently(client.send(many, "")).await.unwrap().status(), StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     assert_eq!(world.served(), 0);

@@ -1,25 +1,35 @@
-//! Asking the server: one question, repeated within its deadline when the answer was lost.
+//! Asking a server: one question, repeated within its deadline when the answer was lost.
 //!
 //! Every question may be asked twice: scripts recognise the token of the attempt, the rest only reads. What an error
-//! says about the question (certainly not run, perhaps run) is decided here and nowhere else.
+//! says about the question is told by `failure`.
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
-use redis::{ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
+use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
 use tokio::time::{Instant, sleep, timeout_at};
 
+use super::acknowledge::{self, Unacknowledged};
+use super::failure::{Failure, NoAnswer, Turn};
+use super::health::{self, Standing};
+use super::keys::shard_of;
+use super::lane::{Held, Links, Route};
 use super::link::{Connection, Link};
 use super::scripts::Call;
-use crate::store::{StoreError, StoreErrorKind};
+use crate::config::store::Place;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+/// So many redirections are followed at once; after that the cluster is given time to make up its mind.
+const REDIRECTIONS_AT_ONCE: u32 = 4;
 
 /// A question.
 pub(super) enum Question<'a> {
     /// One script; the answer is its reply.
     Script(Call<'a>),
+    /// The same, which only a server that never forgets may run, and whose grant counts when it is acknowledged as the
+    /// settings want it.
+    Claim(Call<'a>),
     /// Commands that only read, or may be repeated; the answer is the array of their replies, errors among them.
     Commands(Pipeline),
 }
@@ -34,14 +44,24 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// From now on this long. Without patience a server that refuses connections is an error at once.
-    pub(super) fn new(timeout: Duration, patient: bool) -> Limits {
-        Limits { start: Instant::now(), timeout, patient, cuts: u32::MAX }
+    /// From now on this long.
+    pub(super) fn new(timeout: Duration) -> Limits {
+        Limits { start: Instant::now(), timeout, patient: true, cuts: u32::MAX }
+    }
+
+    /// The same, in which a server that refuses connections is an error at once. So it always is with a server of which
+    /// that is known.
+    pub(super) fn impatient(self) -> Limits {
+        Limits { patient: false, ..self }
     }
 
     /// The same, given up when this many connections were cut by the question.
     pub(super) fn until_cut(self, cuts: u32) -> Limits {
         Limits { cuts, ..self }
+    }
+
+    fn of_this_try(self) -> Limits {
+        Limits { timeout: self.end_of_try() - self.start, patient: false, ..self }
     }
 
     fn deadline(&self) -> Instant {
@@ -55,55 +75,59 @@ impl Limits {
     }
 }
 
-/// No answer: why, and what the question itself may have to do with it.
-pub(super) struct NoAnswer {
-    pub(super) error: StoreError,
-    /// How many connections broke after they had carried the question.
-    pub(super) cuts: u32,
-    /// The server said that it has no memory left.
-    pub(super) is_full: bool,
-    /// The server said that a part of the question is larger than it takes.
-    pub(super) is_too_large: bool,
-}
-
-impl From<NoAnswer> for StoreError {
-    fn from(no: NoAnswer) -> StoreError {
-        no.error
-    }
-}
-
-/// Asks until there is an answer, the deadline comes or the answer can only be the same again.
-pub(super) async fn ask(link: &Link, question: &Question<'_>, limits: Limits) -> Result<Value, NoAnswer> {
-    let (mut may_have_run, mut cuts, mut pause) = (false, 0, FIRST_PAUSE);
-    let mut earlier = None;
+/// Asks until there is an answer, the deadline comes or the answer can only be the same again. A failure that says
+/// something about the server is remembered there.
+pub(super) async fn ask(route: Route<'_>, question: &Question<'_>, limits: Limits) -> Result<Value, NoAnswer> {
+    let (mut may_have_run, mut cuts, mut redirections, mut pause) = (false, 0, 0, FIRST_PAUSE);
+    let (mut earlier, mut patient, mut asked_by) = (None, None, None);
     loop {
-        let carrier = OnceLock::new();
-        let failure = match timeout_at(limits.end_of_try(), once(link, question, &carrier)).await {
+        let carrier = Carrier::default();
+        let this_try = once(route, asked_by.take(), question, limits, &carrier);
+        let failure = match timeout_at(limits.end_of_try(), this_try).await {
             Ok(Ok(answer)) => return Ok(answer),
             Ok(Err(failure)) => failure,
             Err(_) => Failure::TimedOut,
         };
+        let server = carrier.link.get().map(|link| &**link.server());
         // Given up, because a reply that comes too late would find nobody, and a dead socket would never tell. A caller
         // that is dropped while it waits does not come by here: that says nothing about the connection.
-        if let Some(connection) = carrier.get().filter(|_| failure.spoils_connection()) {
+        if let Some((link, connection)) = carrier.link.get().zip(carrier.connection.get())
+            && failure.spoils_connection()
+        {
             link.discard(connection);
         }
-        let was_sent = carrier.get().is_some();
+        let was_reachable = carrier.was_reachable.get().copied().unwrap_or(true);
+        let patient = *patient.get_or_insert(limits.patient && was_reachable);
+        let was_sent = carrier.connection.get().is_some();
         may_have_run |= was_sent && failure.may_have_run();
         cuts += u32::from(was_sent && matches!(failure, Failure::Unreachable(_)));
         let left = limits.deadline().saturating_duration_since(Instant::now());
-        let is_hopeless = match failure {
-            Failure::TimedOut | Failure::Busy(_) => false,
-            Failure::Unreachable(_) => !was_sent && !limits.patient,
-            Failure::Refused(_) | Failure::Unreadable(_) | Failure::Failed(_) => true,
+        let turn = failure.turn(route, server);
+        let is_hopeless = match turn {
+            Turn::Again | Turn::Elsewhere(_) => false,
+            Turn::AgainIfPatient => !was_sent && !patient,
+            Turn::Never => true,
         };
         if left <= pause || is_hopeless || cuts >= limits.cuts {
             // A last try that the deadline cut short says less than the one before it.
             let telling = earlier.filter(|_| matches!(failure, Failure::TimedOut)).unwrap_or(failure);
-            return Err(telling.into_no_answer(may_have_run, cuts, link));
+            let no_answer = telling.into_no_answer(may_have_run, cuts, server);
+            if let Some(server) = server {
+                server.condition.failed(&no_answer.error);
+            }
+            return Err(no_answer);
         }
-        // What was lost on the way is asked again at once, on a new connection; a server that is not up is given time.
-        if !was_sent || matches!(failure, Failure::Busy(_)) || cuts > 1 {
+        // What was lost on the way is asked again at once, on a new connection, and so is what belongs elsewhere; a
+        // server that is not up is given time.
+        let at_once = match turn {
+            Turn::Elsewhere(asking) => {
+                asked_by = asking;
+                redirections += 1;
+                redirections <= REDIRECTIONS_AT_ONCE
+            }
+            _ => was_sent && !matches!(failure, Failure::Busy(_) | Failure::Demoted(_)) && cuts <= 1,
+        };
+        if !at_once {
             sleep(pause).await;
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
@@ -111,126 +135,153 @@ pub(super) async fn ask(link: &Link, question: &Question<'_>, limits: Limits) ->
     }
 }
 
-/// What an error in the answer to one of several commands means.
-pub(super) fn error_of(link: &Link, error: RedisError) -> StoreError {
-    Failure::of_asking(error).into_no_answer(false, 0, link).error
+/// What a question went by, as far as it got.
+#[derive(Default)]
+struct Carrier<'a> {
+    link: OnceLock<Held<'a>>,
+    was_reachable: OnceLock<bool>,
+    // Set as soon as the question may be on its way.
+    connection: OnceLock<Connection>,
 }
 
-/// One try. `carrier` is set to the connection as soon as the question may be on its way.
-async fn once(link: &Link, question: &Question<'_>, carrier: &OnceLock<Connection>) -> Result<Value, Failure> {
-    let mut connection = link.connection().await.map_err(Failure::of_connecting)?;
-    // Nobody else sets it.
-    let _ = carrier.set(connection.clone());
-    let answer = match question {
-        Question::Script(call) => run(&mut connection, call).await,
-        Question::Commands(commands) => {
-            connection.commands.send_packed_commands(commands, 0, commands.len()).await.map(Value::Array)
-        }
+/// One try, at the place of `asking` if another server sent it there for this once.
+async fn once<'a>(
+    route: Route<'a>,
+    asking: Option<Place>,
+    question: &Question<'_>,
+    limits: Limits,
+    carrier: &Carrier<'a>,
+) -> Result<Value, Failure> {
+    let is_asking = asking.is_some();
+    let held = match route {
+        Route::Fixed(link) => Held::Lent(link),
+        Route::Shard(links, shard) => Held::Own(Box::pin(link_of(links, shard, asking)).await?),
     };
-    answer.map_err(Failure::of_asking)
+    let link = carrier.link.get_or_init(|| held);
+    let _ = carrier.was_reachable.set(link.server().condition.is_reachable());
+    if let Question::Claim(_) = question {
+        // Where servers change, another may be there at the next try.
+        admit(link, if let Route::Fixed(_) = route { limits } else { limits.of_this_try() }).await?;
+    }
+    let connection = link.connection().await.map_err(Failure::of_connecting)?;
+    // Nobody else sets it.
+    let mut connection = carrier.connection.get_or_init(|| connection).clone();
+    match question {
+        Question::Commands(commands) => {
+            let Route::Shard(links, _) = route else {
+                let answers = connection.commands.send_packed_commands(commands, 0, commands.len()).await;
+                return answers.map(Value::Array).map_err(Failure::of_asking);
+            };
+            Box::pin(run_each(links, connection, is_asking, commands, limits)).await
+        }
+        Question::Claim(call) if let Some(wanted) = link.server().condition.acknowledged() => {
+            Box::pin(acknowledge::claim(connection, is_asking, call, wanted)).await.map_err(|no| match no {
+                Unacknowledged::Failed(error) => Failure::of_asking(error),
+                Unacknowledged::TooFew(said) => Failure::TooFew(said),
+            })
+        }
+        Question::Script(call) | Question::Claim(call) => {
+            run(&mut connection, is_asking, call).await.map_err(Failure::of_asking)
+        }
+    }
 }
 
-async fn run(connection: &mut Connection, call: &Call<'_>) -> Result<Value, RedisError> {
-    let reply = connection.commands.send_packed_command(&call.by_hash()).await.and_then(Value::extract_error);
+async fn link_of(links: &Links, shard: u8, asking: Option<Place>) -> Result<Arc<Link>, Failure> {
+    match asking.and_then(|place| links.directory().server_at(&place)) {
+        Some(server) => Ok(links.to(&server)),
+        None => links.to_shard(shard).await.map_err(Failure::Lost),
+    }
+}
+
+/// Refuses a claim on a server that might forget it; looks at the server first if nobody has yet, or if it was a replica
+/// then and may have been promoted.
+async fn admit(link: &Link, limits: Limits) -> Result<(), Failure> {
+    let condition = &link.server().condition;
+    if matches!(**condition.standing(), Standing::Unchecked | Standing::Replica) {
+        Box::pin(health::check(link, limits)).await.map_err(Failure::Unchecked)?;
+    }
+    match &**condition.standing() {
+        Standing::Unfit(reason) => Err(Failure::Unfit(reason.clone())),
+        Standing::Replica => Err(Failure::Demoted(None)),
+        Standing::Unchecked | Standing::Fit | Standing::Short(_) => Ok(()),
+    }
+}
+
+/// Runs a script on this connection.
+pub(super) async fn run(connection: &mut Connection, is_asking: bool, call: &Call<'_>) -> Result<Value, RedisError> {
+    let reply = send(connection, is_asking, &call.by_hash()).await;
     match reply {
-        Err(e) if e.kind() == ErrorKind::Server(ServerErrorKind::NoScript) => {
-            connection.commands.send_packed_command(&call.by_text()).await.and_then(Value::extract_error)
-        }
+        Err(e) if is_unknown_script(&e) => send(connection, is_asking, &call.by_text()).await,
         reply => reply,
     }
 }
 
-/// One try that got no answer.
-enum Failure {
-    TimedOut,
-    /// No connection, or it broke.
-    Unreachable(RedisError),
-    /// The server is there but does not serve now: it loads its data, or runs somebody's endless script.
-    Busy(RedisError),
-    /// The server answered that it will not.
-    Refused(RedisError),
-    /// What is stored is not a record that this version reads.
-    Unreadable(RedisError),
-    /// A script failed half-way: not a state of the server but a fault of this program.
-    Failed(RedisError),
+/// Whether the server does not know the script (any more) by its hash.
+pub(super) fn is_unknown_script(error: &RedisError) -> bool {
+    error.kind() == ErrorKind::Server(ServerErrorKind::NoScript)
 }
 
-impl Failure {
-    fn of_connecting(error: RedisError) -> Failure {
-        match Failure::of_asking(error) {
-            // Whatever a login is answered with, no script ran.
-            Failure::Failed(error) | Failure::Unreadable(error)
-                if error.to_string().contains("max number of clients") =>
-            {
-                Failure::Unreachable(error)
-            }
-            Failure::Failed(error) | Failure::Unreadable(error) => Failure::Refused(error),
-            failure => failure,
-        }
+/// Sends one command; with the word that makes a server serve a slot which is on its way to it, if it was asked for so.
+pub(super) async fn send(connection: &mut Connection, is_asking: bool, command: &Cmd) -> Result<Value, RedisError> {
+    if !is_asking {
+        return connection.commands.send_packed_command(command).await.and_then(Value::extract_error);
     }
-
-    fn of_asking(error: RedisError) -> Failure {
-        match error.kind() {
-            ErrorKind::Io => Failure::Unreachable(error),
-            ErrorKind::AuthenticationFailed | ErrorKind::InvalidClientConfig | ErrorKind::RESP3NotSupported => {
-                Failure::Refused(error)
-            }
-            _ => match error.code() {
-                Some("LOADING" | "BUSY" | "MASTERDOWN" | "CLUSTERDOWN" | "TRYAGAIN") => Failure::Busy(error),
-                Some(
-                    "OOM" | "READONLY" | "NOPERM" | "NOAUTH" | "WRONGPASS" | "MISCONF" | "NOREPLICAS" | "MOVED" | "ASK"
-                    | "CROSSSLOT" | "DENIED" | "NOPROTO",
-                ) => Failure::Refused(error),
-                Some("UNREADABLE" | "WRONGTYPE") => Failure::Unreadable(error),
-                _ if is_too_large(&error) => Failure::Refused(error),
-                _ => Failure::Failed(error),
-            },
-        }
-    }
-
-    fn may_have_run(&self) -> bool {
-        matches!(self, Failure::TimedOut | Failure::Unreachable(_) | Failure::Failed(_))
-    }
-
-    fn spoils_connection(&self) -> bool {
-        match self {
-            Failure::TimedOut | Failure::Unreachable(_) => true,
-            // A master that was demoted keeps its connections; the name may lead to another server by now.
-            Failure::Refused(error) | Failure::Busy(error) => {
-                matches!(error.code(), Some("READONLY" | "MASTERDOWN" | "NOAUTH")) || is_too_large(error)
-            }
-            Failure::Unreadable(_) | Failure::Failed(_) => false,
-        }
-    }
-
-    fn into_no_answer(self, may_have_run: bool, cuts: u32, link: &Link) -> NoAnswer {
-        let address = link.endpoint().address();
-        let (kind, said) = match &self {
-            Failure::TimedOut => (StoreErrorKind::TimedOut, format!("Redis at {address} did not answer in time")),
-            Failure::Unreachable(_) => (StoreErrorKind::Unreachable, format!("Redis at {address} cannot be reached")),
-            Failure::Busy(_) => (StoreErrorKind::Unreachable, format!("Redis at {address} does not serve yet")),
-            Failure::Refused(_) => (StoreErrorKind::Refused, format!("Redis at {address} refuses")),
-            Failure::Unreadable(_) => (StoreErrorKind::Unreadable, "the stored value is not a readable record".into()),
-            Failure::Failed(_) => (StoreErrorKind::Broken, format!("a script failed on Redis at {address}")),
-        };
-        let (message, source) = match self {
-            Failure::TimedOut => (said, None),
-            Failure::Unreachable(e)
-            | Failure::Busy(e)
-            | Failure::Refused(e)
-            | Failure::Unreadable(e)
-            | Failure::Failed(e) => (format!("{said}: {e}"), Some(e)),
-        };
-        let is_full = source.as_ref().is_some_and(|e| e.code() == Some("OOM"));
-        let is_too_large = source.as_ref().is_some_and(is_too_large);
-        let mut error = StoreError::new(kind, may_have_run, message);
-        if let Some(source) = source {
-            error = error.because(source);
-        }
-        NoAnswer { error, cuts, is_full, is_too_large }
-    }
+    let mut both = redis::pipe();
+    both.cmd("ASKING").add_command(command.clone());
+    let answers = Box::pin(connection.commands.send_packed_commands(&both, 1, 1)).await?;
+    answers.into_iter().next().unwrap_or(Value::Nil).extract_error()
 }
 
-fn is_too_large(error: &RedisError) -> bool {
-    error.detail().is_some_and(|said| said.contains("invalid bulk length") || said.contains("exceeds maximum allowed"))
+/// Runs commands on the shards of one server. Those that it sends elsewhere are asked there, one by one.
+async fn run_each(
+    links: &Links,
+    mut connection: Connection,
+    is_asking: bool,
+    commands: &Pipeline,
+    limits: Limits,
+) -> Result<Value, Failure> {
+    if let (true, [command]) = (is_asking, &commands.cmd_iter().collect::<Vec<_>>()[..]) {
+        return send(&mut connection, true, command)
+            .await
+            .map(|answer| Value::Array(vec![answer]))
+            .map_err(Failure::of_asking);
+    }
+    let sent = connection.commands.send_packed_commands(commands, 0, commands.len());
+    let mut answers = sent.await.map_err(Failure::of_asking)?;
+    if commands.len() == 1 {
+        let moves =
+            |failure: &Failure| matches!(failure, Failure::Elsewhere(_) | Failure::Busy(_) | Failure::Demoted(_));
+        if let Some(Value::ServerError(error)) = answers.first()
+            && let failure = Failure::of_asking(RedisError::from(error.clone()))
+            && moves(&failure)
+        {
+            return Err(failure);
+        }
+        return Ok(Value::Array(answers));
+    }
+    for (command, answer) in commands.cmd_iter().zip(&mut answers) {
+        let Value::ServerError(error) = &*answer else { continue };
+        let failure = Failure::of_asking(RedisError::from(error.clone()));
+        if !matches!(failure, Failure::Elsewhere(_) | Failure::Busy(_) | Failure::Demoted(_)) {
+            continue;
+        }
+        let Some(shard) = shard_of_command(command) else { return Err(failure) };
+        let mut alone = redis::pipe();
+        alone.add_command(command.clone());
+        let question = Question::Commands(alone);
+        match Box::pin(ask(Route::Shard(links, shard), &question, limits)).await {
+            Ok(Value::Array(mut found)) => *answer = found.pop().unwrap_or(Value::Nil),
+            Ok(_) => {}
+            Err(no) => return Err(Failure::Unchecked(no.error)),
+        }
+    }
+    Ok(Value::Array(answers))
+}
+
+/// The shard of a command's key, which all commands here name first.
+fn shard_of_command(command: &Cmd) -> Option<u8> {
+    match command.args_iter().nth(1)? {
+        redis::Arg::Simple(key) => shard_of(key),
+        _ => None,
+    }
 }

@@ -1,29 +1,31 @@
--- record.rs: claim. ARGV: … 8 whether an unknown record is taken over, 9 the largest body that comes along.
+-- record.rs: claim. ARGV: … 3 there if an unknown record is taken over.
 -- Has no flags, so that it alone may be refused for memory, and only when it comes to write.
 if state == 0 then
   -- It expired at this very moment; an absent one does not come by here (fresh.lua).
   if has_tombstone() then return { 'lost' } end
-  become_granted()
+  become_granted(wish)
   save('')
   return { 'granted', 1, -1, 0 }
 end
+local resends = ARGV[3] ~= nil
 if conflicts() then return { 'reused' } end
 local ours = owner == token
-local buried = (ours or ARGV[8] == '1') and state ~= COMPLETED and has_tombstone()
+local buried = (ours or resends) and state ~= COMPLETED and has_tombstone()
 if ours and is_undecided() and not buried then
   -- The reply to the first of these was lost.
   local tail = prior()
-  state, reason, status, moment, expires_at = CLAIMED, 0, 0, now + ARGV[5], 0
-  abandon_at = math.max(abandon_at, now + ARGV[6])
+  local abandon_after, lease = struct.unpack('>I8I8', wish, 73)
+  state, reason, status, moment, expires_at = CLAIMED, 0, 0, now + lease, 0
+  abandon_at = math.max(abandon_at, now + abandon_after)
   flags = flags % 4
   fields_size, body_size = 0, 0
   save(tail)
   return { 'granted', attempts, prior_size > 0 and flags % 2 or -1, 0 }
 end
 local lapsed = lapse()
-if state ~= UNKNOWN or ARGV[8] ~= '1' or ours or buried then
+if state ~= UNKNOWN or not resends or ours or buried then
   if lapsed then save_lapsed() end
-  return found(ARGV[9], lapsed)
+  return found(lapsed)
 end
 -- Taken over. What was known stays inside, for the case that this attempt sends nothing; it never nests.
 local response = ''
@@ -31,7 +33,7 @@ if fields_size + body_size > 0 then response = redis.call('GETRANGE', key, 116 +
 local quoted, tried, until_ = flags % 2, attempts, abandon_at
 flags, prior_size = flags - (has_flag(2) and 2 or 0), 0
 local inner = pack() .. response
-become_granted()
+become_granted(wish)
 flags, attempts, abandon_at = quoted + 2, math.min(tried + 1, 4294967295), math.max(until_, abandon_at)
 prior_size = #inner
 save(inner)

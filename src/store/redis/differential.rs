@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
-use crate::config::store::Redis;
+use crate::config::store::{self as config, Redis};
 use crate::record::{self, Slot, State, Timestamp};
 
 #[path = "../../../tests/it/redis_server.rs"]
@@ -23,7 +23,7 @@ use redis_server::RedisServer;
 const CLOCK: &str = "local now = tonumber(redis.call('GET', 'clock'))\n";
 
 #[derive(Clone, Debug)]
-enum Operation {
+pub(in crate::store) enum Operation {
     Claim(Attempt),
     Look { print: u8 },
     Renew(Attempt),
@@ -36,7 +36,7 @@ enum Operation {
 }
 
 #[derive(Clone, Debug)]
-struct Attempt {
+pub(in crate::store) struct Attempt {
     token: u8,
     print: u8,
     quoted: bool,
@@ -47,20 +47,20 @@ struct Attempt {
 }
 
 #[derive(Clone, Debug)]
-struct Answered {
+pub(in crate::store) struct Answered {
     status: u16,
     body: Option<usize>,
 }
 
 impl Answered {
-    fn response(&self) -> Response {
+    pub(in crate::store) fn response(&self) -> Response {
         let fields = [(&b"x"[..], &b"\x00\xff"[..])];
         Response::new(self.status, fields, [], self.body.map(|size| Bytes::from(vec![b'b'; size])))
     }
 }
 
 impl Attempt {
-    fn claim(&self, id: &RecordId) -> Claim {
+    pub(in crate::store) fn claim(&self, id: &RecordId) -> Claim {
         // Prints of two policies: the first bit is the policy, the rest the digest.
         Claim {
             id: id.clone(),
@@ -75,11 +75,11 @@ impl Attempt {
     }
 }
 
-fn token(number: u8) -> Token {
+pub(in crate::store) fn token(number: u8) -> Token {
     Token::from_bytes([number + 1; 16])
 }
 
-fn print(number: u8) -> Fingerprint {
+pub(in crate::store) fn print(number: u8) -> Fingerprint {
     Fingerprint { policy: [number & 1; 4], digest: [number >> 1; 32] }
 }
 
@@ -128,7 +128,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     .boxed()
 }
 
-fn steps() -> impl Strategy<Value = Vec<(u64, Operation)>> {
+pub(in crate::store) fn steps() -> impl Strategy<Value = Vec<(u64, Operation)>> {
     let step = || prop_oneof![3 => Just(0), 3 => span()];
     let any = || proptest::collection::vec((step(), operation()), 1..24);
     // What chance alone seldom brings about: a record that is unknown, or taken over, by attempts that go on.
@@ -157,8 +157,8 @@ fn steps() -> impl Strategy<Value = Vec<(u64, Operation)>> {
 
 /// The pure rules, with the tombstones of one record.
 #[derive(Default)]
-struct Model {
-    record: Option<Record>,
+pub(in crate::store) struct Model {
+    pub(in crate::store) record: Option<Record>,
     tombstones: Vec<Token>,
 }
 
@@ -188,15 +188,15 @@ impl Bench {
     fn new() -> Bench {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = RedisServer::start(&[]);
-        let redis =
-            Redis { host: "127.0.0.1".into(), port: server.port(), db: 0, username: None, password: None, tls: None };
+        let redis = Redis::new(config::Topology::One(config::Place { host: "127.0.0.1".into(), port: server.port() }));
+        let watched = Watched { allow_eviction: false, acknowledged: None, in_doubt: Arc::default() };
         let timeout = Duration::from_secs(10);
         let shared = Arc::new(Shared {
             keys: Keys::new("once"),
             scripts: Scripts::with_clock(CLOCK),
-            endpoint: Arc::new(Endpoint::new(&redis, timeout).unwrap()),
+            topology: Topology::new(&redis, timeout, watched.clone()).unwrap(),
             timeout,
-            health: Health::new(false),
+            watched,
             subscriptions: Subscriptions::new(),
             metrics: Metrics::new(),
         });
@@ -222,7 +222,7 @@ impl Bench {
     }
 
     async fn commands(&self, commands: redis::Pipeline) -> Vec<Value> {
-        let answer = ask(&self.store.claims, &Question::Commands(commands), self.store.limits()).await;
+        let answer = ask(self.store.claims.to_shard(0), &Question::Commands(commands), self.store.limits()).await;
         let Ok(Value::Array(answers)) = answer else { panic!("no answer") };
         answers
     }
@@ -237,7 +237,7 @@ impl Bench {
     async fn compare(&self, id: &RecordId, model: &Model, now: Timestamp) -> Result<(), TestCaseError> {
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.store.shared.keys.record(id));
-        commands.cmd("ZSCORE").arg(self.store.shared.keys.open_of(id.hash()[0].into())).arg(id.to_string());
+        commands.cmd("ZSCORE").arg(self.store.shared.keys.open_of(id.hash()[0])).arg(id.to_string());
         commands.cmd("PEXPIRETIME").arg(self.store.shared.keys.record(id));
         let answers = self.commands(commands).await;
         let is_there = |record: &Record| record.expires_at().is_none_or(|at| at > now);
@@ -284,14 +284,18 @@ impl Bench {
             Operation::Forget { token: t, force } => said(store.forget(id, token(*t), *force).await),
             Operation::Sweep => {
                 let call = Call::new(&self.store.shared.scripts.lapse, self.store.shared.keys.names(id, None)).arg(b"");
-                self.store.ask(&self.store.claims, call, self.store.limits()).await.map_err(StoreError::from).unwrap();
+                self.store
+                    .ask(&self.store.claims, id, call, self.store.limits())
+                    .await
+                    .map_err(StoreError::from)
+                    .unwrap();
                 String::new()
             }
         }
     }
 }
 
-fn finding(executed: Option<&(Answered, u64)>) -> Finding {
+pub(in crate::store) fn finding(executed: Option<&(Answered, u64)>) -> Finding {
     match executed {
         None => Finding::NotExecuted,
         Some((answered, keep)) => {
@@ -300,7 +304,7 @@ fn finding(executed: Option<&(Answered, u64)>) -> Finding {
     }
 }
 
-fn expect(model: &mut Model, id: &RecordId, operation: &Operation, now: Timestamp) -> String {
+pub(in crate::store) fn expect(model: &mut Model, id: &RecordId, operation: &Operation, now: Timestamp) -> String {
     match operation {
         Operation::Claim(a) => {
             let claim = a.claim(id);
@@ -342,7 +346,7 @@ fn expect(model: &mut Model, id: &RecordId, operation: &Operation, now: Timestam
     }
 }
 
-fn said<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String {
+pub(in crate::store) fn said<T: std::fmt::Debug>(answer: Result<T, StoreError>) -> String {
     text(&answer.unwrap())
 }
 

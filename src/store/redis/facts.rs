@@ -5,12 +5,20 @@
 
 use redis::Value;
 
-use super::ask::{Limits, Question, ask, error_of};
+use super::ask::{Limits, Question, ask};
+use super::failure::error_of;
+use super::health::{Standing, Watched};
+use super::lane::Route;
 use super::link::Link;
+use crate::config::store::Acknowledged;
 use crate::store::report::Report;
 use crate::store::{StoreError, StoreErrorKind};
 
-const OLDEST_MAJOR_VERSION: u32 = 7;
+const OLDEST_VERSION: (u32, u32) = (7, 0);
+/// The first that can say what is on disk.
+const OLDEST_VERSION_WITH_WAITAOF: (u32, u32) = (7, 2);
+/// Why a replica must not be used.
+pub(super) const IS_REPLICA: &str = "this Redis is a replica: store.url must name the master";
 /// What is asked for by `CONFIG GET`.
 const SETTINGS: [&str; 4] = ["save", "appendfsync", "min-replicas-to-write", "stop-writes-on-bgsave-error"];
 /// A server that is fuller than this (in percent of `maxmemory`) soon refuses claims.
@@ -43,13 +51,13 @@ pub(super) struct Facts {
 pub(super) async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
     let mut commands = redis::pipe();
     commands.cmd("INFO").cmd("CONFIG").arg("GET").arg(&SETTINGS);
-    let Value::Array(answers) = ask(link, &Question::Commands(commands), limits).await? else {
+    let Value::Array(answers) = ask(Route::Fixed(link), &Question::Commands(commands), limits).await? else {
         return Ok(Facts::default());
     };
     let mut answers = answers.into_iter();
     let mut facts = match answers.next().map(Value::extract_error) {
         Some(Ok(Value::BulkString(info))) => Facts::read(&String::from_utf8_lossy(&info)),
-        Some(Err(refusal)) => match error_of(link, refusal) {
+        Some(Err(refusal)) => match error_of(link.server(), refusal) {
             error if error.kind == StoreErrorKind::Refused => Facts { refusal: error.message, ..Facts::default() },
             error => return Err(error),
         },
@@ -126,7 +134,7 @@ impl Facts {
     }
 
     /// The facts in words, and what is wrong or weak about them.
-    pub(super) fn report(&self, allow_eviction: bool) -> Report {
+    pub(super) fn report(&self, watched: &Watched) -> Report {
         let mut report = Report::default();
         report.fact("version", if self.version.is_empty() { "not shown" } else { &self.version });
         report.fact("topology", self.topology());
@@ -136,11 +144,41 @@ impl Facts {
             max => format!("maxmemory {} MiB", max >> 20),
         };
         report.fact("eviction", format!("{}, {limit}", self.eviction.as_deref().unwrap_or("not shown")));
-        self.remark_on_server(&mut report, allow_eviction);
+        self.remark_on_server(&mut report, watched);
         if report.broken().is_none() && self.eviction.is_some() {
-            self.remark_on_durability(&mut report);
+            self.remark_on_durability(&mut report, watched.acknowledged);
+        }
+        if let Some(short) = self.short(watched) {
+            report.breaks(short);
         }
         report
+    }
+
+    /// What the server may be used for.
+    pub(super) fn standing(&self, watched: &Watched) -> Standing {
+        if self.is_replica() {
+            return Standing::Replica;
+        }
+        let mut report = Report::default();
+        self.remark_on_server(&mut report, watched);
+        match (report.broken(), self.short(watched)) {
+            (Some(reason), _) => Standing::Unfit(reason),
+            (None, Some(reason)) => Standing::Short(reason),
+            (None, None) => Standing::Fit,
+        }
+    }
+
+    /// Whether it says that it is a replica.
+    pub(super) fn is_replica(&self) -> bool {
+        self.role == "slave"
+    }
+
+    /// What claims will be refused for now, although nothing is wrong with the server itself.
+    fn short(&self, watched: &Watched) -> Option<String> {
+        let wanted = watched.acknowledged?.replicas;
+        let replicas = self.replicas;
+        (u64::from(wanted) > replicas && self.eviction.is_some() && !self.is_replica())
+            .then(|| format!("Redis has {replicas} replicas, and store.wait_replicas is {wanted}"))
     }
 
     fn topology(&self) -> String {
@@ -171,7 +209,8 @@ impl Facts {
         }
     }
 
-    fn remark_on_server(&self, report: &mut Report, allow_eviction: bool) {
+    fn remark_on_server(&self, report: &mut Report, watched: &Watched) {
+        let allow_eviction = watched.allow_eviction;
         let Some(policy) = &self.eviction else {
             if allow_eviction {
                 report.weakens("INFO is refused, so nothing is known of this server: it may forget claims");
@@ -184,12 +223,20 @@ impl Facts {
             }
             return;
         };
-        let major = self.version.split('.').next().and_then(|major| major.parse::<u32>().ok());
-        if major.is_none_or(|major| major < OLDEST_MAJOR_VERSION) {
+        let version = self.version_number();
+        if version < OLDEST_VERSION {
             report.breaks(format!("Redis {} is too old: 7.0 or newer is needed", self.version));
         }
-        if self.role == "slave" {
-            report.breaks("this Redis is a replica: store.url must name the master");
+        if self.is_replica() {
+            report.breaks(IS_REPLICA);
+        }
+        if watched.acknowledged.is_some_and(|wanted| wanted.on_disk) {
+            if version < OLDEST_VERSION_WITH_WAITAOF {
+                let version = &self.version;
+                report.breaks(format!("store.wait_aof needs Redis 7.2 or newer, and this is {version}"));
+            } else if !self.append_only {
+                report.breaks("store.wait_aof needs appendonly yes, and this Redis has no such file");
+            }
         }
         if policy != "noeviction" {
             if allow_eviction {
@@ -206,7 +253,13 @@ impl Facts {
         }
     }
 
-    fn remark_on_durability(&self, report: &mut Report) {
+    /// Major and minor; zero if it does not say.
+    fn version_number(&self) -> (u32, u32) {
+        let mut numbers = self.version.split('.').map(|number| number.parse().unwrap_or(0));
+        (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0))
+    }
+
+    fn remark_on_durability(&self, report: &mut Report, acknowledged: Option<Acknowledged>) {
         let snapshots = self.snapshots.as_deref().is_some_and(|times| !times.is_empty());
         match (self.append_only, self.append_fsync.as_deref()) {
             (false, _) if !snapshots => {
@@ -224,10 +277,15 @@ impl Facts {
                 "appendfsync is not shown to be always: a power loss may forget the claims of the last second or two",
             ),
         }
-        if self.replicas > 0 {
-            report.weakens(
+        match acknowledged.map_or(0, |wanted| u64::from(wanted.replicas)) {
+            0 if self.replicas > 0 => report.weakens(
                 "replication is asynchronous: a failover may forget claims that had not reached the promoted replica",
-            );
+            ),
+            wanted if wanted < self.replicas => report.weakens(format!(
+                "claims wait for {wanted} of {} replicas: a failover to another one may forget them",
+                self.replicas
+            )),
+            _ => {}
         }
         if self.saves_fail && self.stops_when_saves_fail != Some(false) {
             report.weakens("the server's last save failed: it refuses to write until one succeeds");
@@ -245,8 +303,15 @@ fn is_replica(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+    use std::time::Duration;
+
     use super::*;
     use crate::store::report::Weight;
+
+    fn watched(allow_eviction: bool, acknowledged: Option<Acknowledged>) -> Watched {
+        Watched { allow_eviction, acknowledged, in_doubt: Arc::default() }
+    }
 
     fn facts(version: &str, policy: Option<&str>) -> Facts {
         Facts {
@@ -261,9 +326,9 @@ mod tests {
 
     #[test]
     fn accepts_only_a_server_that_never_forgets_by_itself() {
-        assert_eq!(facts("7.0.15", Some("noeviction")).report(false).remarks, []);
-        assert_eq!(facts("7.0.15", Some("volatile-lru")).report(true).broken(), None);
-        assert_eq!(facts("8.0.0", None).report(true).broken(), None);
+        assert_eq!(facts("7.0.15", Some("noeviction")).report(&watched(false, None)).remarks, []);
+        assert_eq!(facts("7.0.15", Some("volatile-lru")).report(&watched(true, None)).broken(), None);
+        assert_eq!(facts("8.0.0", None).report(&watched(true, None)).broken(), None);
         let replica = Facts { role: "slave".into(), ..facts("7.2.0", Some("noeviction")) };
         for (unfit, allow) in [
             (facts("7.0.15", Some("volatile-lru")), false),
@@ -272,7 +337,7 @@ mod tests {
             (facts("6.2.14", Some("noeviction")), true),
             (replica, true),
         ] {
-            assert!(unfit.report(allow).broken().is_some(), "{unfit:?}");
+            assert!(unfit.report(&watched(allow, None)).broken().is_some(), "{unfit:?}");
         }
     }
 
@@ -290,12 +355,39 @@ mod tests {
             (Facts { max_memory: 1000, used_memory: 950, ..sound() }, "a full server"),
         ];
         for (facts, says) in weak {
-            let report = facts.report(false);
+            let report = facts.report(&watched(false, None));
             let remarks: Vec<_> = report.of(Weight::Weakens).collect();
             assert_eq!(remarks.len(), 1, "{remarks:?}");
             assert!(remarks[0].contains(says), "{remarks:?} should say {says}");
             assert_eq!(report.broken(), None);
         }
+    }
+
+    #[test]
+    fn acknowledgements_need_replicas_and_on_disk_a_server_that_can_say_so() {
+        let wanted = |replicas, on_disk| {
+            let timeout = Duration::from_millis(200);
+            watched(false, Some(Acknowledged { replicas, on_disk, timeout }))
+        };
+        let with =
+            |version, replicas, append_only| Facts { replicas, append_only, ..facts(version, Some("noeviction")) };
+        assert_eq!(with("7.0.15", 2, false).standing(&wanted(2, false)), Standing::Fit);
+        assert!(matches!(with("7.0.15", 1, false).standing(&wanted(2, false)), Standing::Short(_)));
+        assert_eq!(with("7.2.0", 1, true).standing(&wanted(1, true)), Standing::Fit);
+        assert_eq!(with("8.0.1", 0, true).standing(&wanted(0, true)), Standing::Fit);
+        for unfit in [with("7.0.15", 1, true), with("7.2.0", 1, false)] {
+            assert!(matches!(unfit.standing(&wanted(1, true)), Standing::Unfit(_)), "{unfit:?}");
+        }
+        let of = |replicas| with("7.0.15", replicas, true).report(&wanted(2, false));
+        assert!(of(1).broken().is_some_and(|reason| reason.contains("wait_replicas is 2")));
+        assert_eq!(of(2).remarks, []);
+        assert!(
+            of(3)
+                .of(Weight::Weakens)
+                .eq(["claims wait for 2 of 3 replicas: a failover to another one may forget them"])
+        );
+        let replica = Facts { role: "slave".into(), ..with("7.0.15", 0, true) };
+        assert_eq!(replica.standing(&wanted(2, false)), Standing::Replica);
     }
 
     #[test]
@@ -326,7 +418,7 @@ mod tests {
                 ..Facts::default()
             }
         );
-        let report = facts.report(false);
+        let report = facts.report(&watched(false, None));
         assert_eq!(
             report.to_string(),
             "version: 7.0.15, topology: one server, master with 2 replicas, 1 in step, min-replicas-to-write 1, \

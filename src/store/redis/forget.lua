@@ -1,4 +1,5 @@
 -- record.rs: forget. ARGV: 1 member, 2 token, 3 force.
+local token = ARGV[2]
 if state == 0 then return { 'absent' } end
 local lapsed = lapse()
 if owner ~= token or (state ~= COMPLETED and ARGV[3] ~= '1') then

@@ -5,6 +5,38 @@ use crate::record::{RecordId, Token};
 /// How many shards the records are spread over: one for each first byte of the hash.
 pub(super) const SHARDS: u16 = 256;
 
+/// The cluster slot of each shard: CRC16 (XMODEM) of the two hex digits in braces, modulo 16384.
+pub(super) const SLOTS: [u16; SHARDS as usize] = slots();
+
+const fn slots() -> [u16; SHARDS as usize] {
+    const DIGITS: &[u8; 16] = b"0123456789abcdef";
+    let mut slots = [0; SHARDS as usize];
+    let mut shard = 0;
+    while shard < slots.len() {
+        let crc = crc16(crc16(0, DIGITS[shard >> 4]), DIGITS[shard & 15]);
+        slots[shard] = crc % 16384;
+        shard += 1;
+    }
+    slots
+}
+
+const fn crc16(before: u16, byte: u8) -> u16 {
+    let mut crc = before ^ ((byte as u16) << 8);
+    let mut bit = 0;
+    while bit < 8 {
+        crc = if crc & 0x8000 == 0 { crc << 1 } else { (crc << 1) ^ 0x1021 };
+        bit += 1;
+    }
+    crc
+}
+
+/// The shard of a key, from its hash tag; `None` if it has none.
+pub(super) fn shard_of(key: &[u8]) -> Option<u8> {
+    let open = key.iter().position(|byte| *byte == b'{')?;
+    let tag = key.get(open + 1..open + 3)?;
+    u8::from_str_radix(std::str::from_utf8(tag).ok()?, 16).ok()
+}
+
 /// Makes the names under one prefix.
 #[derive(Clone, Debug)]
 pub(super) struct Keys {
@@ -20,14 +52,15 @@ impl Keys {
     /// The record; also the channel on which its changes are published.
     pub(super) fn record(&self, id: &RecordId) -> String {
         let mut key = String::new();
-        self.push_record(&mut key, id, ":r:");
+        let hex = Hex::of(id.hash());
+        self.push_record(&mut key, hex.text(), ":r:");
         key
     }
 
     /// The index of open records of a shard.
-    pub(super) fn open_of(&self, shard: u16) -> String {
+    pub(super) fn open_of(&self, shard: u8) -> String {
         let mut key = String::new();
-        self.push_shard(&mut key, shard.to_be_bytes()[1]);
+        self.push_shard(&mut key, Hex::of(&[shard]).text());
         key.push_str(":open");
         key
     }
@@ -36,44 +69,53 @@ impl Keys {
     /// index of its shard, and the tombstone that stops the token from being granted again.
     pub(super) fn names(&self, id: &RecordId, token: Option<Token>) -> Names {
         let mut text = String::with_capacity(3 * self.prefix.len() + id.route().len() + 192);
-        self.push_record(&mut text, id, ":r:");
+        let hex = Hex::of(id.hash());
+        let hex = hex.text();
+        self.push_record(&mut text, hex, ":r:");
         let record = text.len();
-        self.push_shard(&mut text, id.hash()[0]);
+        self.push_shard(&mut text, &hex[..2]);
         text.push_str(":open");
         let open = text.len();
         if let Some(token) = token {
-            self.push_record(&mut text, id, ":t:");
+            self.push_record(&mut text, hex, ":t:");
             text.push(':');
-            push_hex(&mut text, token.as_bytes());
+            text.push_str(Hex::of(token.as_bytes()).text());
         }
         let tombstone = text.len();
         text.push_str(id.route());
         text.push(':');
-        push_hex(&mut text, id.hash());
+        text.push_str(hex);
         Names { text, ends: [record, open, tombstone], keys: if token.is_some() { 3 } else { 2 } }
     }
 
-    fn push_record(&self, key: &mut String, id: &RecordId, kind: &str) {
-        self.push_shard(key, id.hash()[0]);
+    fn push_record(&self, key: &mut String, hash: &str, kind: &str) {
+        self.push_shard(key, &hash[..2]);
         key.push_str(kind);
-        push_hex(key, id.hash());
+        key.push_str(hash);
     }
 
-    fn push_shard(&self, key: &mut String, shard: u8) {
+    fn push_shard(&self, key: &mut String, shard: &str) {
         key.push_str(&self.prefix);
         key.push_str(":{");
-        push_hex(key, &[shard]);
+        key.push_str(shard);
         key.push('}');
     }
 
-    /// Names the process that sweeps.
-    pub(super) fn sweeper(&self) -> String {
-        format!("{}:sweep", self.prefix)
+    /// Names the process that sweeps: all shards, or those of one server of a cluster, of which this is the first.
+    pub(super) fn sweeper(&self, first: Option<u8>) -> String {
+        self.upkeep(first, "sweep")
     }
 
     /// What the last sweep counted.
-    pub(super) fn counts(&self) -> String {
-        format!("{}:counts", self.prefix)
+    pub(super) fn counts(&self, first: Option<u8>) -> String {
+        self.upkeep(first, "counts")
+    }
+
+    fn upkeep(&self, first: Option<u8>, what: &str) -> String {
+        match first {
+            None => format!("{}:{what}", self.prefix),
+            Some(shard) => format!("{}:{{{shard:02x}}}:{what}", self.prefix),
+        }
     }
 }
 
@@ -114,19 +156,47 @@ impl Names {
     }
 }
 
-/// Adds at most 16 bytes.
-fn push_hex(out: &mut String, bytes: &[u8]) {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = [0; 32];
-    for (pair, byte) in text.chunks_exact_mut(2).zip(bytes) {
-        pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+/// At most 16 bytes as hex digits, without an allocation.
+struct Hex {
+    digits: [u8; 32],
+    length: usize,
+}
+
+impl Hex {
+    fn of(bytes: &[u8]) -> Hex {
+        const DIGITS: &[u8; 16] = b"0123456789abcdef";
+        let mut digits = [0; 32];
+        for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
+            pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
+        }
+        Hex { digits, length: 2 * bytes.len() }
     }
-    out.push_str(std::str::from_utf8(&text[..bytes.len() * 2]).expect("hex digits are ASCII"));
+
+    fn text(&self) -> &str {
+        std::str::from_utf8(&self.digits[..self.length]).expect("hex digits are ASCII")
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn knows_the_slots_of_the_shards() {
+        // As CLUSTER KEYSLOT says.
+        assert_eq!((SLOTS[0x00], SLOTS[0x3f], SLOTS[0xff]), (13254, 7334, 11756));
+        assert_eq!(b"123456789".iter().fold(0, |crc, byte| crc16(crc, *byte)), 0x31c3);
+    }
+
+    #[test]
+    fn reads_the_shard_of_a_key() {
+        let keys = Keys::new("a:b");
+        let id: RecordId = "pay:3fa90000000000000000000000000001".parse().unwrap();
+        for key in [keys.record(&id), keys.open_of(0x3f), keys.sweeper(Some(0x3f))] {
+            assert_eq!(shard_of(key.as_bytes()), Some(0x3f), "{key}");
+        }
+        assert_eq!(shard_of(keys.sweeper(None).as_bytes()), None);
+    }
 
     #[test]
     fn puts_all_keys_of_a_record_into_one_slot() {

@@ -8,9 +8,9 @@ use bytes::Bytes;
 use redis::Value;
 
 use super::ask::{Limits, Question, ask};
-use super::keys::SHARDS;
-use super::link::Link;
-use super::{CLAIMS_FROM, Shared};
+use super::lane::Lane;
+use super::topology::shards;
+use super::{CLAIMS_FROM, Shared, together};
 use crate::record::{RecordId, State, Timestamp, lapse};
 use crate::store::{OpenState, Page, Query, StoreError, StoreErrorKind, codec};
 
@@ -19,7 +19,7 @@ const LARGEST_PAGE: usize = 1000;
 
 /// Where a page ended: shard, score and member.
 struct Cursor {
-    shard: u16,
+    shard: u8,
     last: Option<(f64, String)>,
 }
 
@@ -29,7 +29,7 @@ impl Cursor {
         let parsed = || {
             let (shard, rest) = text.split_once('.')?;
             let (score, member) = rest.split_once('.')?;
-            let shard = u16::from_str_radix(shard, 16).ok().filter(|shard| *shard < SHARDS)?;
+            let shard = u8::from_str_radix(shard, 16).ok()?;
             let score = score.parse().ok().filter(|score: &f64| score.is_finite())?;
             Some(Cursor { shard, last: Some((score, member.to_owned())) })
         };
@@ -38,23 +38,21 @@ impl Cursor {
         })
     }
 
-    fn text(shard: u16, score: f64, member: &str) -> String {
+    fn text(shard: u8, score: f64, member: &str) -> String {
         format!("{shard:02x}.{score:.0}.{member}")
     }
 }
 
 /// One page.
-pub(super) async fn list(shared: &Shared, link: &Link, query: &Query) -> Result<Page, StoreError> {
+pub(super) async fn list(shared: &Shared, lane: &Lane, query: &Query) -> Result<Page, StoreError> {
     let limit = query.limit.clamp(1, LARGEST_PAGE);
     let mut cursor = Cursor::read(query.cursor.as_deref())?;
     let mut page = Page::default();
-    let (now, sizes) = sizes(shared, link).await?;
-    for (shard, size) in (0..SHARDS).zip(sizes).skip(usize::from(cursor.shard)) {
+    let sizes = sizes(shared, lane).await?;
+    for shard in shards().skip(usize::from(cursor.shard)) {
         let after = cursor.last.take().filter(|_| shard == cursor.shard);
-        if size == 0 {
-            continue;
-        }
-        list_shard(shared, link, query, Place { shard, after, now, limit }, &mut page).await?;
+        let Some((now, 1..)) = sizes[usize::from(shard)] else { continue };
+        list_shard(shared, lane, query, Place { shard, after, now, limit }, &mut page).await?;
         if page.cursor.is_some() {
             break;
         }
@@ -63,21 +61,34 @@ pub(super) async fn list(shared: &Shared, link: &Link, query: &Query) -> Result<
     Ok(page)
 }
 
-/// The server's time and how many records are open in each shard.
-async fn sizes(shared: &Shared, link: &Link) -> Result<(Timestamp, Vec<i64>), StoreError> {
+/// Of each shard its server's time, and how many records are open.
+async fn sizes(shared: &Shared, lane: &Lane) -> Result<Vec<Option<(Timestamp, i64)>>, StoreError> {
+    let groups = shared.topology.groups().await;
+    let found = together::all(groups.iter().map(|group| sizes_of(shared, lane, group))).await;
+    let mut sizes = vec![None; shards().count()];
+    for (group, found) in groups.iter().zip(found) {
+        let (now, found) = found?;
+        for (shard, size) in group.iter().zip(found) {
+            sizes[usize::from(*shard)] = Some((now, size));
+        }
+    }
+    Ok(sizes)
+}
+
+async fn sizes_of(shared: &Shared, lane: &Lane, group: &[u8]) -> Result<(Timestamp, Vec<i64>), StoreError> {
     let mut commands = redis::pipe();
     commands.cmd("TIME");
-    for shard in 0..SHARDS {
-        commands.cmd("ZCARD").arg(shared.keys.open_of(shard));
+    for shard in group {
+        commands.cmd("ZCARD").arg(shared.keys.open_of(*shard));
     }
-    let mut answers = answers(shared, link, commands).await?.into_iter();
+    let mut answers = answers(shared, lane, group[0], commands).await?.into_iter();
     let now = answers.next().and_then(|time| time_of(&time)).ok_or_else(odd_answer)?;
     let sizes = answers.map(|size| if let Value::Int(size) = size { Ok(size) } else { Err(odd_answer()) });
     Ok((now, sizes.collect::<Result<_, _>>()?))
 }
 
 struct Place {
-    shard: u16,
+    shard: u8,
     after: Option<(f64, String)>,
     now: Timestamp,
     limit: usize,
@@ -85,7 +96,7 @@ struct Place {
 
 async fn list_shard(
     shared: &Shared,
-    link: &Link,
+    lane: &Lane,
     query: &Query,
     place: Place,
     page: &mut Page,
@@ -108,7 +119,7 @@ async fn list_shard(
         let mut commands = redis::pipe();
         commands.cmd("ZRANGEBYSCORE").arg(shared.keys.open_of(place.shard)).arg(&least).arg(&most);
         commands.arg("WITHSCORES").arg("LIMIT").arg(offset).arg(SLICE);
-        let answer = answers(shared, link, commands).await?.into_iter().next().ok_or_else(odd_answer)?;
+        let answer = answers(shared, lane, place.shard, commands).await?.into_iter().next().ok_or_else(odd_answer)?;
         let members = members_with_scores(answer)?;
         let is_last = members.len() < SLICE;
         offset += members.len();
@@ -118,7 +129,7 @@ async fn list_shard(
         let named = fresh.filter_map(|(member, score)| Some((member.parse::<RecordId>().ok()?, member, score)));
         let wanted: Vec<_> =
             named.filter(|(id, ..)| query.route.as_deref().is_none_or(|route| route == id.route())).collect();
-        if take_records(shared, link, query, &place, wanted, page).await? || is_last {
+        if take_records(shared, lane, query, &place, wanted, page).await? || is_last {
             return Ok(());
         }
     }
@@ -127,7 +138,7 @@ async fn list_shard(
 /// Reads these records into the page; says whether it is full.
 async fn take_records(
     shared: &Shared,
-    link: &Link,
+    lane: &Lane,
     query: &Query,
     place: &Place,
     wanted: Vec<(RecordId, String, f64)>,
@@ -140,7 +151,7 @@ async fn take_records(
     for (id, ..) in &wanted {
         commands.cmd("GET").arg(shared.keys.record(id));
     }
-    let values = answers(shared, link, commands).await?;
+    let values = answers(shared, lane, place.shard, commands).await?;
     for ((id, member, score), value) in wanted.into_iter().zip(values) {
         let Value::BulkString(value) = value else { continue };
         let mut record = match codec::decode(Bytes::from(value)) {
@@ -168,9 +179,8 @@ async fn take_records(
     Ok(false)
 }
 
-async fn answers(shared: &Shared, link: &Link, commands: redis::Pipeline) -> Result<Vec<Value>, StoreError> {
-    let limits = Limits::new(shared.timeout, shared.health.is_reachable());
-    match ask(link, &Question::Commands(commands), limits).await? {
+async fn answers(shared: &Shared, lane: &Lane, shard: u8, commands: redis::Pipeline) -> Result<Vec<Value>, StoreError> {
+    match ask(lane.to_shard(shard), &Question::Commands(commands), Limits::new(shared.timeout)).await? {
         Value::Array(answers) => Ok(answers),
         _ => Err(odd_answer()),
     }

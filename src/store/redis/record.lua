@@ -1,14 +1,14 @@
 -- Takes the head of the record apart, and holds what the operations share. The layout is that of codec.rs.
--- KEYS: record, index of open records, tombstone of ARGV[2].  ARGV: 1 member of the index, 2 token.
+-- KEYS: record, index of open records, tombstone of the token.  ARGV: 1 member of the index, then what each script says.
 local CLAIMED, UNKNOWN, COMPLETED = 1, 2, 3
 local HEAD = '>BBBBBBHc16c36I4I8I8I8I8I8I4I4I4'
 -- In the index the unknown come first, by age; the claimed after them, by the end of their lease.
 local CLAIMS_FROM = 1e15
 
-local key, open, tombstone, member, token = KEYS[1], KEYS[2], KEYS[3], ARGV[1], ARGV[2]
+local key, open, tombstone, member = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 
 -- Lua would write large numbers as 1.7e+12.
-local function digits(number) return string.format('%.0f', number) end
+local function digits(number) return string.format('%d', number) end
 
 local version, encryption, reserved
 local state, flags, reason, status, owner, print, attempts, claimed_at, abandon_at, moment, expires_at, keep_unknown
@@ -84,22 +84,24 @@ local function lapse()
   return true
 end
 
--- What follows the first seven arguments of an attempt: member token fingerprint quoted lease abandon_after
--- unknown_retention.
-local function become_granted()
-  state, flags, reason, status, owner, print = CLAIMED, tonumber(ARGV[4]), 0, 0, token, ARGV[3]
-  attempts, claimed_at, abandon_at = 1, now, now + ARGV[6]
-  moment, expires_at, keep_unknown = now + ARGV[5], 0, tonumber(ARGV[7])
-  prior_size, fields_size, body_size = 0, 0, 0
+-- Puts in what an attempt wishes, without the response that may be in it.
+local function become_granted(wish)
+  version, encryption, state, flags, reason, reserved, status, owner, print, attempts, claimed_at, abandon_at,
+    moment, expires_at, keep_unknown, prior_size, fields_size, body_size = struct.unpack(HEAD, wish)
+  claimed_at, abandon_at, moment = now, now + abandon_at, now + moment
+  state, flags, reason, status, expires_at, fields_size, body_size = CLAIMED, flags % 2, 0, 0, 0, 0, 0
 end
 
--- Puts in a response given as status, fields, body and flags (4 a response, 8 with its body). It ends a prior record.
-local function take_response(status_, fields, body, kind)
-  status, prior_size, fields_size, body_size = tonumber(status_), 0, #fields, #body
-  flags = flags % 2 + kind
-  return fields .. body
+-- Puts in the response that another record holds, and returns its bytes. It ends a prior record.
+local function take_response(other)
+  local kind = other:byte(4)
+  status = struct.unpack('>H', other, 7)
+  prior_size, fields_size, body_size = 0, struct.unpack('>I4I4', other, 109)
+  flags = flags % 2 + kind - kind % 4
+  return other:sub(117)
 end
 
-local function become_completed(retention)
-  state, reason, moment, expires_at = COMPLETED, 0, now, now + retention
+-- Completes it as another record is, whose moments are spans.
+local function become_completed(other)
+  state, reason, moment, expires_at = COMPLETED, 0, now, now + struct.unpack('>I8', other, 89)
 end

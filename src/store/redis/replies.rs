@@ -1,7 +1,7 @@
 //! What the scripts answer, as the replies of the contract.
 //!
-//! A script answers with a list: a word, then numbers and sometimes a stored value. The two answers of nearly every first
-//! execution are one word without a list, which costs both sides least. Anything else is a fault of this program, never
+//! A script answers with a list: a word, then numbers and sometimes a stored value. The answers of nearly every first
+//! execution are a word without a list, which costs both sides least. Anything else is a fault of this program, never
 //! a guess.
 
 use std::time::Duration;
@@ -15,6 +15,15 @@ use crate::record::{
 };
 use crate::store::{StoreError, StoreErrorKind, codec};
 
+/// Whether a claim's answer is a grant.
+pub(super) fn is_grant(answer: &Value) -> bool {
+    match answer {
+        Value::BulkString(word) => word == b"fresh",
+        Value::Array(parts) => matches!(parts.first(), Some(Value::BulkString(word)) if word == b"granted"),
+        _ => false,
+    }
+}
+
 /// A script's answer, taken apart from the left.
 pub(super) struct Reply(std::vec::IntoIter<Value>);
 
@@ -23,8 +32,7 @@ impl Reply {
     pub(super) fn open(value: Value) -> Result<(String, Reply), StoreError> {
         let parts = match value {
             Value::Array(parts) => parts,
-            Value::SimpleString(word) => return Ok((word, Reply(Vec::new().into_iter()))),
-            other => return Err(not_understood(&other)),
+            word => vec![word],
         };
         let mut reply = Reply(parts.into_iter());
         let word = reply.bytes()?;

@@ -1,14 +1,16 @@
 //! The Lua scripts: put together from their parts once, and called by their hash.
 //!
 //! Each operation is one script. `clock.lua`, `head.lua` and `record.lua` come first in all of them, and what nearly
-//! every claim and completion is stands before `record.lua`; what a script leaves to the caller is in the comment at its
-//! head. All but the claim may run on a server that is full (`allow-oom`): a claim that
-//! is refused loses nothing, a completion that is refused loses an answer.
+//! every claim, completion and renewal is stands before `record.lua`; what a script leaves to the caller is in the
+//! comment at its head. All but the claim may run on a server that is full (`allow-oom`): a claim that is refused loses
+//! nothing, a completion that is refused loses an answer.
 
 use redis::Cmd;
 
 use super::keys::Names;
-use crate::record::{Fingerprint, TOMBSTONE_TTL};
+use super::wish::Wish;
+use super::{INLINE_BODY, SMALL};
+use crate::record::{Fingerprint, TOMBSTONE_TTL, Token};
 
 const CLOCK: &str = include_str!("clock.lua");
 
@@ -19,10 +21,9 @@ pub(super) struct Script {
 }
 
 impl Script {
-    fn new(parts: &[&str]) -> Script {
-        let script = redis::Script::new(&parts.concat());
-        let hash = script.get_hash().to_owned();
-        Script { text: parts.concat(), hash }
+    fn new(text: &str) -> Script {
+        let hash = redis::Script::new(text).get_hash().to_owned();
+        Script { text: text.to_owned(), hash }
     }
 }
 
@@ -45,36 +46,55 @@ pub(super) struct Scripts {
 }
 
 impl Scripts {
-    /// The scripts as production runs them.
-    pub(super) fn new() -> Scripts {
-        Scripts::with_clock(CLOCK)
+    /// The scripts as production runs them. With sharded channels a change is told to the servers of its shard alone;
+    /// otherwise a cluster tells all its nodes.
+    pub(super) fn new(sharded_channels: bool) -> Scripts {
+        Scripts::with(CLOCK, if sharded_channels { "SPUBLISH" } else { "PUBLISH" })
     }
 
     /// The scripts with another text where the clock is read: tests move the time that way.
+    #[cfg(test)]
     pub(super) fn with_clock(clock: &str) -> Scripts {
+        Scripts::with(clock, "PUBLISH")
+    }
+
+    fn with(clock: &str, publish: &str) -> Scripts {
         const ALLOW_OOM: &str = "#!lua flags=allow-oom\n";
         const HEAD: &str = include_str!("head.lua");
+        const ATTEMPT: &str = include_str!("attempt.lua");
+        const RECORD: &str = include_str!("record.lua");
         const FOUND: &str = include_str!("found.lua");
-        let record = format!("local TOMBSTONE_TTL = {}\n{}", TOMBSTONE_TTL.as_millis(), include_str!("record.lua"));
-        let strict = |parts: &[&str]| Script::new(&[&[clock, HEAD, &record], parts].concat());
-        let allowed = |parts: &[&str]| Script::new(&[&[ALLOW_OOM, clock, HEAD, &record], parts].concat());
-        let complete = [clock, HEAD, include_str!("owned.lua"), &record, FOUND, include_str!("complete.lua")].concat();
-        let doubt = [include_str!("doubt.lua")];
+        let ttl = TOMBSTONE_TTL.as_millis();
+        let constants = format!("local TOMBSTONE_TTL, INLINE_BODY, SMALL = {ttl}, {INLINE_BODY}, {SMALL}\n");
+        let begin = [&constants, clock].concat();
+        let script = |parts: &[&str]| Script::new(&parts.concat().replace("'PUBLISH'", &format!("'{publish}'")));
+        let strict = |parts: &[&str]| script(&[&[&begin, HEAD, RECORD], parts].concat());
+        let allowed = |parts: &[&str]| script(&[&[ALLOW_OOM, &begin, HEAD, RECORD], parts].concat());
+        let complete = [&begin, HEAD, include_str!("owned.lua"), ATTEMPT, RECORD, FOUND, include_str!("complete.lua")];
+        let doubt = [ATTEMPT, include_str!("doubt.lua")];
         let resolve = [include_str!("resolve.lua")];
         Scripts {
-            claim: Script::new(&[clock, HEAD, include_str!("fresh.lua"), &record, FOUND, include_str!("claim.lua")]),
-            look: allowed(&[FOUND, include_str!("look.lua")]),
-            renew: allowed(&[include_str!("renew.lua")]),
-            complete: Script::new(&[ALLOW_OOM, &complete]),
-            complete_if_room: Script::new(&[&complete]),
-            release: allowed(&[include_str!("release.lua")]),
+            claim: script(&[&begin, include_str!("fresh.lua"), ATTEMPT, RECORD, FOUND, include_str!("claim.lua")]),
+            look: allowed(&["local fingerprint = ARGV[2]\n", FOUND, include_str!("look.lua")]),
+            renew: script(&[
+                ALLOW_OOM,
+                &begin,
+                HEAD,
+                include_str!("alive.lua"),
+                ATTEMPT,
+                RECORD,
+                include_str!("renew.lua"),
+            ]),
+            complete: script(&[&[ALLOW_OOM], &complete[..]].concat()),
+            complete_if_room: script(&complete),
+            release: allowed(&[ATTEMPT, include_str!("release.lua")]),
             doubt: allowed(&doubt),
             doubt_if_room: strict(&doubt),
             resolve: allowed(&resolve),
             resolve_if_room: strict(&resolve),
             forget: allowed(&[include_str!("forget.lua")]),
             lapse: allowed(&[include_str!("lapse.lua")]),
-            sweeper: Script::new(&[ALLOW_OOM, clock, include_str!("sweeper.lua")]),
+            sweeper: script(&[ALLOW_OOM, clock, include_str!("sweeper.lua")]),
         }
     }
 }
@@ -88,15 +108,16 @@ pub(super) struct Call<'a> {
 
 enum Arg<'a> {
     Borrowed(&'a [u8]),
-    Made(Vec<u8>),
+    Wish(Wish<'a>),
     Fingerprint([u8; 36]),
+    Token(Token),
     Number(u64),
 }
 
 impl<'a> Call<'a> {
     /// A call on these keys. Its first argument is the member of the index, if there is one.
     pub(super) fn new(script: &'a Script, names: Names) -> Call<'a> {
-        Call { script, names, args: Vec::with_capacity(12) }
+        Call { script, names, args: Vec::with_capacity(4) }
     }
 
     /// Adds an argument.
@@ -111,9 +132,15 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Adds bytes made for this call.
-    pub(super) fn made(mut self, arg: Vec<u8>) -> Call<'a> {
-        self.args.push(Arg::Made(arg));
+    /// Adds a record that is wished for.
+    pub(super) fn wish(mut self, wish: Wish<'a>) -> Call<'a> {
+        self.args.push(Arg::Wish(wish));
+        self
+    }
+
+    /// Adds a token.
+    pub(super) fn token(mut self, token: Token) -> Call<'a> {
+        self.args.push(Arg::Token(token));
         self
     }
 
@@ -141,8 +168,9 @@ impl<'a> Call<'a> {
         // The longest number has 20 digits.
         let size = |arg: &Arg<'_>| match arg {
             Arg::Borrowed(bytes) => bytes.len(),
-            Arg::Made(bytes) => bytes.len(),
+            Arg::Wish(wish) => wish.len(),
             Arg::Fingerprint(bytes) => bytes.len(),
+            Arg::Token(token) => token.as_bytes().len(),
             Arg::Number(_) => 20,
         };
         let names = &self.names;
@@ -158,8 +186,9 @@ impl<'a> Call<'a> {
         for arg in &self.args {
             match arg {
                 Arg::Borrowed(bytes) => command.arg(bytes),
-                Arg::Made(bytes) => command.arg(bytes),
+                Arg::Wish(wish) => command.arg(wish),
                 Arg::Fingerprint(bytes) => command.arg(&bytes[..]),
+                Arg::Token(token) => command.arg(&token.as_bytes()[..]),
                 Arg::Number(number) => command.arg(number),
             };
         }

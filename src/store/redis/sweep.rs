@@ -1,9 +1,10 @@
 //! The sweep: claims whose lease is over become unknown although nobody asks, so that a crash shows within seconds.
 //!
-//! Of all processes that share the server one sweeps, by a key with a lease; it also writes down how many records are
-//! open, which the others read. It walks the indexes only, on a connection of its own, and never the records.
+//! Of all processes that share a server one sweeps, by a key with a lease; it also writes down how many records are
+//! open, which the others read. It walks the indexes only, on a connection of its own, and never the records. Each server
+//! of a cluster is swept by itself, so that one that hangs does not stop the sweep of the others.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use redis::Value;
@@ -12,48 +13,61 @@ use tracing::{debug, info, warn};
 
 use super::ask::{Limits, Question, ask};
 use super::keys::{Names, SHARDS};
-use super::link::Link;
+use super::lane::Lane;
 use super::replies::Visited;
 use super::scripts::Call;
-use super::{CLAIMS_FROM, Shared};
+use super::{CLAIMS_FROM, Shared, together};
 use crate::record::{RecordId, Token};
 use crate::store::{StoreError, StoreErrorKind};
 
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 // Longer than a round takes, so that a slow sweeper is not joined by a second.
 const SWEEPER_LEASE: Duration = Duration::from_secs(5);
-const SHARDS_A_TRIP: u16 = 64;
+const SHARDS_A_TRIP: usize = 64;
 /// Lapsed claims of one shard in one round; what is left comes with the next.
 const LAPSED_A_ROUND: usize = 1000;
 /// Held records of one shard that are looked up in one round, to drop those that expired or were removed by hand.
 const CHECKED_A_ROUND: usize = 16;
 
 /// Sweeps for as long as it is polled.
-pub(super) async fn sweep_for_ever(shared: &Shared, link: &Link) {
-    let mut sweep =
-        Sweep { shared, link, name: Token::new(), next_held: vec![0; usize::from(SHARDS)], odd: HashSet::new() };
+pub(super) async fn sweep_for_ever(shared: &Shared, lane: &Lane) {
+    let name = Token::new();
+    let mut sweeps: HashMap<u8, Sweep<'_>> = HashMap::new();
     let mut rounds = interval(SWEEP_EVERY);
     rounds.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut was_sweeper = false;
     loop {
         rounds.tick().await;
-        match sweep.round().await {
-            Ok(is_sweeper) => {
-                if is_sweeper != was_sweeper {
-                    info!(is_sweeper, "the sweep of the shared store changed hands");
-                }
-                was_sweeper = is_sweeper;
-            }
-            // The server's health is watched, and said, elsewhere.
-            Err(error) => debug!(%error, "the sweep could not finish its round"),
+        let groups = shared.topology.groups().await;
+        sweeps.retain(|first, _| groups.iter().any(|group| group[0] == *first));
+        for group in groups {
+            let first = group[0];
+            sweeps.entry(first).or_insert_with(|| Sweep::new(shared, lane, name, first)).shards = group;
+        }
+        together::all(sweeps.values_mut().map(Sweep::round_of_its_own)).await;
+        // Of a server that is away what was last counted.
+        let (claimed, unknown) = sweeps
+            .values()
+            .fold((0, 0), |(claimed, unknown), sweep| (claimed + sweep.counted.0, unknown + sweep.counted.1));
+        if sweeps.values().any(|sweep| sweep.has_counted) {
+            shared.metrics.set_records_open("claimed", claimed);
+            shared.metrics.set_records_open("unknown", unknown);
         }
     }
 }
 
+/// The sweep of the shards that one server has.
 struct Sweep<'a> {
     shared: &'a Shared,
-    link: &'a Link,
+    lane: &'a Lane,
     name: Token,
+    shards: Vec<u8>,
+    /// The key of whoever sweeps, and that of the counts.
+    sweeper: String,
+    counts: String,
+    was_sweeper: bool,
+    /// Claimed and unknown records.
+    counted: (u64, u64),
+    has_counted: bool,
     /// Up to which place the held records of each shard were looked up.
     next_held: Vec<usize>,
     /// Members that were already complained about.
@@ -62,46 +76,76 @@ struct Sweep<'a> {
 
 /// What the indexes of some shards say.
 struct Glance {
-    shard: u16,
+    shard: u8,
     lapsed: Vec<String>,
     held: Vec<String>,
     unknown: u64,
     claimed: u64,
 }
 
-impl Sweep<'_> {
+impl<'a> Sweep<'a> {
+    fn new(shared: &'a Shared, lane: &'a Lane, name: Token, first: u8) -> Sweep<'a> {
+        // Keys of its own for each server of a cluster, in a slot that the server has.
+        let first = shared.topology.is_cluster().then_some(first);
+        Sweep {
+            shared,
+            lane,
+            name,
+            shards: Vec::new(),
+            sweeper: shared.keys.sweeper(first),
+            counts: shared.keys.counts(first),
+            was_sweeper: false,
+            counted: (0, 0),
+            has_counted: false,
+            next_held: vec![0; usize::from(SHARDS)],
+            odd: HashSet::new(),
+        }
+    }
+
+    async fn round_of_its_own(&mut self) {
+        match self.round().await {
+            Ok(is_sweeper) => {
+                if is_sweeper != self.was_sweeper {
+                    info!(is_sweeper, key = self.sweeper, "the sweep of the shared store changed hands");
+                }
+                self.was_sweeper = is_sweeper;
+            }
+            // The server's health is watched, and said, elsewhere.
+            Err(error) => debug!(%error, "the sweep could not finish its round"),
+        }
+    }
+
     /// One round. Says whether this process is the sweeper.
     async fn round(&mut self) -> Result<bool, StoreError> {
-        let keys = &self.shared.keys;
-        let call = Call::new(&self.shared.scripts.sweeper, Names::of_key(keys.sweeper()))
-            .made(self.name.to_string().into_bytes())
+        let call = Call::new(&self.shared.scripts.sweeper, Names::of_key(self.sweeper.clone()))
+            .token(self.name)
             .number(super::millis(SWEEPER_LEASE));
-        let answer = self.ask(Question::Script(call)).await?;
+        let answer = self.ask(self.shards[0], Question::Script(call)).await?;
         let [is_sweeper, now] = numbers(answer)?;
         if is_sweeper != 1 {
             self.read_counts().await?;
             return Ok(false);
         }
         let (mut claimed, mut unknown) = (0, 0);
-        for first in (0..SHARDS).step_by(usize::from(SHARDS_A_TRIP)) {
-            for glance in self.glance(first, now).await? {
+        let shards = self.shards.clone();
+        for shards in shards.chunks(SHARDS_A_TRIP) {
+            for glance in self.glance(shards, now).await? {
                 let lapsed = self.visit_all(&glance).await?;
                 claimed += glance.claimed.saturating_sub(lapsed);
                 unknown += glance.unknown + lapsed;
             }
         }
         let mut commands = redis::pipe();
-        commands.cmd("SET").arg(keys.counts()).arg(format!("{claimed} {unknown}"));
-        self.ask(Question::Commands(commands)).await?;
-        self.show_counts(claimed, unknown);
+        commands.cmd("SET").arg(&self.counts).arg(format!("{claimed} {unknown}"));
+        self.ask(self.shards[0], Question::Commands(commands)).await?;
+        self.count(claimed, unknown);
         Ok(true)
     }
 
-    async fn glance(&self, first: u16, now: i64) -> Result<Vec<Glance>, StoreError> {
-        let shards = first..first + SHARDS_A_TRIP;
+    async fn glance(&self, shards: &[u8], now: i64) -> Result<Vec<Glance>, StoreError> {
         let overdue = CLAIMS_FROM + u64::try_from(now).unwrap_or(0);
         let mut commands = redis::pipe();
-        for shard in shards.clone() {
+        for &shard in shards {
             let open = self.shared.keys.open_of(shard);
             let held_from = self.next_held[usize::from(shard)];
             commands.cmd("ZCOUNT").arg(&open).arg("-inf").arg(format!("({CLAIMS_FROM}"));
@@ -111,10 +155,12 @@ impl Sweep<'_> {
             commands.cmd("ZRANGEBYSCORE").arg(&open).arg("-inf").arg(format!("({CLAIMS_FROM}"));
             commands.arg("LIMIT").arg(held_from).arg(CHECKED_A_ROUND);
         }
-        let Value::Array(answers) = self.ask(Question::Commands(commands)).await? else { return Err(odd_answer()) };
+        let Value::Array(answers) = self.ask(shards[0], Question::Commands(commands)).await? else {
+            return Err(odd_answer());
+        };
         let mut answers = answers.into_iter();
         let mut glances = Vec::new();
-        for shard in shards {
+        for &shard in shards {
             let (Some(unknown), Some(claimed)) = (answers.next(), answers.next()) else { return Err(odd_answer()) };
             let (Some(lapsed), Some(held)) = (answers.next(), answers.next()) else { return Err(odd_answer()) };
             glances.push(Glance {
@@ -146,7 +192,9 @@ impl Sweep<'_> {
             let key = member.parse::<RecordId>().map(|id| self.shared.keys.record(&id)).unwrap_or_default();
             commands.cmd("EXISTS").arg(key);
         }
-        let Value::Array(there) = self.ask(Question::Commands(commands)).await? else { return Err(odd_answer()) };
+        let Value::Array(there) = self.ask(glance.shard, Question::Commands(commands)).await? else {
+            return Err(odd_answer());
+        };
         for (member, _) in glance.held.iter().zip(&there).filter(|(_, there)| **there == Value::Int(0)) {
             self.visit(member).await?;
         }
@@ -159,7 +207,7 @@ impl Sweep<'_> {
             return Ok(None);
         };
         let call = Call::new(&self.shared.scripts.lapse, self.shared.keys.names(&id, None)).arg(b"");
-        match self.ask(Question::Script(call)).await.and_then(Visited::read) {
+        match self.ask(id.hash()[0], Question::Script(call)).await.and_then(Visited::read) {
             Ok(visited) => {
                 if visited == Visited::Lapsed {
                     self.shared.metrics.stale_claim(id.route());
@@ -182,26 +230,26 @@ impl Sweep<'_> {
         }
     }
 
-    async fn read_counts(&self) -> Result<(), StoreError> {
+    async fn read_counts(&mut self) -> Result<(), StoreError> {
         let mut commands = redis::pipe();
-        commands.cmd("GET").arg(self.shared.keys.counts());
-        if let Value::Array(answers) = self.ask(Question::Commands(commands)).await?
+        commands.cmd("GET").arg(&self.counts);
+        if let Value::Array(answers) = self.ask(self.shards[0], Question::Commands(commands)).await?
             && let Some(Value::BulkString(text)) = answers.first()
             && let Some((claimed, unknown)) = String::from_utf8_lossy(text).split_once(' ')
             && let (Ok(claimed), Ok(unknown)) = (claimed.parse(), unknown.parse())
         {
-            self.show_counts(claimed, unknown);
+            self.count(claimed, unknown);
         }
         Ok(())
     }
 
-    fn show_counts(&self, claimed: u64, unknown: u64) {
-        self.shared.metrics.set_records_open("claimed", claimed);
-        self.shared.metrics.set_records_open("unknown", unknown);
+    fn count(&mut self, claimed: u64, unknown: u64) {
+        self.counted = (claimed, unknown);
+        self.has_counted = true;
     }
 
-    async fn ask(&self, question: Question<'_>) -> Result<Value, StoreError> {
-        Ok(ask(self.link, &question, Limits::new(self.shared.timeout, false)).await?)
+    async fn ask(&self, shard: u8, question: Question<'_>) -> Result<Value, StoreError> {
+        Ok(ask(self.lane.to_shard(shard), &question, Limits::new(self.shared.timeout).impatient()).await?)
     }
 }
 

@@ -11,6 +11,7 @@ pub(super) async fn rules(pair: &Pair) {
     a_late_completion_settles_an_unknown_record(pair).await;
     a_completion_of_a_forgotten_claim_is_written(pair).await;
     a_stranger_changes_nothing(pair).await;
+    a_completion_never_brings_the_answer_to_another_request(pair).await;
     a_release_frees_the_key_but_not_for_its_token(pair).await;
     a_release_may_come_before_its_claim(pair).await;
     a_release_after_a_send_is_refused(pair).await;
@@ -93,6 +94,14 @@ async fn a_stranger_changes_nothing(pair: &Pair) {
         assert_eq!(pair.two.release(&stranger).await.unwrap(), ReleaseReply::Lost);
         assert_eq!(pair.existing(&owned.id).await, before);
     }
+}
+
+async fn a_completion_never_brings_the_answer_to_another_request(pair: &Pair) {
+    let done = pair.completed("one").await;
+    let late = Claim { fingerprint: fingerprint(2), ..again(&done) };
+    // The store had forgotten its claim, and another request got the key.
+    assert_eq!(pair.two.complete(&late, &response("other"), LONG).await.unwrap(), CompleteReply::Lost);
+    assert_eq!(replayed(pair.duplicate(&done).await).response, response("one"));
 }
 
 async fn a_release_frees_the_key_but_not_for_its_token(pair: &Pair) {

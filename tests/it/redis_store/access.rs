@@ -117,7 +117,7 @@ impl Certificates {
 
 fn tls(port: u16, ca: &Path, client: Option<(PathBuf, PathBuf)>) -> StoreConfig {
     let tls = Some(RedisTls { ca_file: Some(ca.to_owned()), client });
-    config_of(Redis { host: "localhost".into(), tls, ..backend(port) })
+    config_of(Redis { tls, ..backend_at("localhost", port) })
 }
 
 #[tokio::test]

@@ -13,10 +13,15 @@ async fn a_first_execution_takes_two_trips_and_a_replay_one() {
     assert_eq!((server.calls_of("evalsha"), server.calls_of("eval")), (2, 0));
     replay(&*store, &first).await;
     assert_eq!(server.calls_of("evalsha"), 3);
-    // The claim reads a completed record with one GET from inside; a second trip would be another.
-    assert_eq!((server.calls_of("get"), server.calls_of("script|load")), (1, 0));
+    // A second trip would be a GET.
+    assert_eq!((server.calls_of("get"), server.calls_of("script|load")), (0, 0));
     replay(&*store, &warm).await;
-    assert_eq!((server.calls_of("evalsha"), server.calls_of("get")), (4, 2));
+    assert_eq!((server.calls_of("evalsha"), server.calls_of("get")), (4, 0));
+    let larger = completed(&*store, &response(4096)).await;
+    assert_eq!(server.calls_of("evalsha"), 6);
+    replay(&*store, &larger).await;
+    // This one is read with a GET from inside.
+    assert_eq!((server.calls_of("evalsha"), server.calls_of("get")), (7, 1));
 }
 
 #[tokio::test]

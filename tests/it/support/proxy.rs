@@ -114,21 +114,14 @@ impl Proxy {
         self.log.lock().unwrap().clone()
     }
 
+    /// Where operators connect; another one after a restart.
+    pub(crate) fn admin_address(&self) -> SocketAddr {
+        self.admin
+    }
+
     /// One call of the admin listener, as a tool on this host makes it.
     pub(crate) async fn admin(&self, method: &str, target: &str, body: Option<Value>) -> Answer {
-        let host = self.admin.to_string();
-        let mut request = format!("{method} {target} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n").into_bytes();
-        if let Some(body) = body {
-            let body = body.to_string();
-            let length = body.len();
-            let head = format!("Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
-            request.extend(head.as_bytes());
-        } else {
-            request.extend(b"Content-Type: application/json\r\n\r\n");
-        }
-        let mut connection = super::Connection::open(self.admin).await;
-        connection.write(&request).await;
-        connection.answer().await
+        try_admin(self.admin, method, target, body).await.unwrap_or_else(|| panic!("no answer from {}", self.admin))
     }
 
     /// The sum of a metric's samples that carry all these labels; 0 when there are none.
@@ -195,6 +188,32 @@ impl Drop for Proxy {
             eprintln!("--- log of the proxy on {} ---\n{}\n---", self.address, self.log.lock().unwrap().join("\n"));
         }
     }
+}
+
+/// A process that a scenario started by hand; it is killed at the scenario's end.
+pub(crate) struct Ended(pub(crate) Child);
+
+impl Drop for Ended {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One call of an admin listener that may be gone: `None` is no answer.
+pub(crate) async fn try_admin(admin: SocketAddr, method: &str, target: &str, body: Option<Value>) -> Option<Answer> {
+    let mut request = format!("{method} {target} HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n").into_bytes();
+    if let Some(body) = body {
+        let body = body.to_string();
+        let length = body.len();
+        let head = format!("Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
+        request.extend(head.as_bytes());
+    } else {
+        request.extend(b"Content-Type: application/json\r\n\r\n");
+    }
+    let mut connection = super::Connection::try_open(admin).await?;
+    connection.write(&request).await;
+    connection.try_answer().await
 }
 
 /// Sends a signal by process id. The shell's own `kill` is everywhere; the program of that name is not.

@@ -1,30 +1,33 @@
 //! A real Redis of its own for one test: in a temporary folder, on a free port, ended by its process id.
 
 use std::net::{SocketAddr, TcpListener};
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::eventually;
 use super::proxy::signal;
+use crate::redis_server;
 
 /// The server. Dropping it ends it.
 pub(crate) struct RedisServer {
     pub(crate) address: SocketAddr,
     child: Child,
     folder: tempfile::TempDir,
+    settings: &'static [&'static str],
 }
 
 impl RedisServer {
-    /// Starts one and waits until it answers. Fails, never skips, where there is no `redis-server`.
-    pub(crate) async fn start() -> RedisServer {
+    /// Starts one with these further arguments, by default without persistence, and waits until it answers. Fails,
+    /// never skips, where there is no `redis-server`.
+    pub(crate) async fn start(settings: &'static [&'static str]) -> RedisServer {
         for _ in 0..10 {
             // Another process may take the port between this line and Redis: then Redis exits, and we try the next.
             let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
             let folder = tempfile::tempdir().unwrap();
-            let child = spawn(address, folder.path());
-            let mut server = RedisServer { address, child, folder };
+            let child = spawn(address, folder.path(), settings);
+            let mut server = RedisServer { address, child, folder, settings };
             if server.came_up().await {
                 return server;
             }
@@ -38,11 +41,17 @@ impl RedisServer {
         let _ = self.child.wait();
     }
 
-    /// Starts it again, empty, on the same port.
+    /// Starts it again on the same port, with what its persistence kept: by default nothing.
     pub(crate) async fn restart(&mut self) {
-        self.kill();
-        self.child = spawn(self.address, self.folder.path());
-        assert!(self.came_up().await, "redis-server did not come back on {}", self.address);
+        for _ in 0..10 {
+            self.kill();
+            self.child = spawn(self.address, self.folder.path(), self.settings);
+            // A connection of another process may have its port for a moment.
+            if self.came_up().await {
+                return;
+            }
+        }
+        panic!("redis-server did not come back on {}", self.address);
     }
 
     /// It goes on holding its connections, and answers nothing.
@@ -88,17 +97,8 @@ impl Drop for RedisServer {
     }
 }
 
-fn spawn(address: SocketAddr, folder: &std::path::Path) -> Child {
-    Command::new("redis-server")
-        .args(["--bind", "127.0.0.1", "--port", &address.port().to_string(), "--save", "", "--appendonly", "no"])
-        .arg("--dir")
-        .arg(folder)
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap_or_else(|e| {
-            panic!("these tests need a redis-server (7.0 or later) in the PATH; `make test` says how: {e}")
-        })
+fn spawn(address: SocketAddr, folder: &std::path::Path, settings: &[&str]) -> Child {
+    redis_server::begin(folder, address.port(), settings)
 }
 
 async fn command(address: SocketAddr, words: &[&str]) -> Option<Vec<u8>> {

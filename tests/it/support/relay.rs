@@ -19,6 +19,8 @@ pub(crate) enum Loss {
     Cut,
     /// It is swallowed, and so is all that follows on that connection.
     Silence,
+    /// Half of it is passed on, and then the connection is broken off.
+    Half,
     /// The command itself is held back until [`Relay::let_go`], and only then reaches Redis; nobody gets its reply.
     Late,
 }
@@ -65,6 +67,11 @@ impl Relay {
     /// Loses the reply to the next command that contains `marker`.
     pub(crate) fn lose_reply_to(&self, marker: &str, loss: Loss) {
         self.state.lock().unwrap().lose_next = Some((marker.as_bytes().to_vec(), loss));
+    }
+
+    /// Loses nothing that was not lost by now.
+    pub(crate) fn lose_nothing(&self) {
+        self.state.lock().unwrap().lose_next = None;
     }
 
     /// Delivers the command that was held back, and returns once Redis has executed it.
@@ -156,6 +163,10 @@ async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Recei
             match loss {
                 Loss::Cut | Loss::Late => return,
                 Loss::Silence => std::future::pending().await,
+                Loss::Half => {
+                    let _ = client.write_all(&replies[..n / 2]).await;
+                    return;
+                }
             }
         }
         let delay = state.lock().unwrap().delay;

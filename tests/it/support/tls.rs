@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
+use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
 use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
@@ -40,6 +40,18 @@ impl Authority {
     pub(crate) fn write(&self, name: &str, folder: &Path) {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
+        std::fs::write(folder.join("cert.pem"), certificate.pem()).unwrap();
+        std::fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
+    }
+
+    /// Writes `cert.pem` and `key.pem` of a client: a new key under this subject, and this URI if there is one.
+    pub(crate) fn write_client(&self, subject: &str, uri: Option<&str>, folder: &Path) {
+        let key = KeyPair::generate().unwrap();
+        let mut params = CertificateParams::new(Vec::new()).unwrap();
+        params.distinguished_name = DistinguishedName::new();
+        params.distinguished_name.push(DnType::CommonName, subject);
+        params.subject_alt_names.extend(uri.map(|uri| SanType::URI(uri.try_into().unwrap())));
+        let certificate = params.signed_by(&key, &self.issuer).unwrap();
         std::fs::write(folder.join("cert.pem"), certificate.pem()).unwrap();
         std::fs::write(folder.join("key.pem"), key.serialize_pem()).unwrap();
     }

@@ -49,12 +49,24 @@ pub(crate) enum Step {
     Bytes(Vec<u8>),
     Pause(Duration),
     Wait(Gate),
+    /// Lets the test take note that it came to this.
+    Note(Note),
     /// Closes with FIN.
     Close,
     /// Closes with RST.
     Reset,
     /// Does nothing more, and keeps the connection.
     Never,
+}
+
+/// What a test does when a script comes to it.
+#[derive(Clone)]
+pub(crate) struct Note(pub(crate) Arc<dyn Fn() + Send + Sync>);
+
+impl std::fmt::Debug for Note {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Note")
+    }
 }
 
 impl Script {
@@ -371,6 +383,7 @@ async fn act<S: Socket>(wire: &mut Wire<S>, script: Script, head_only: bool) -> 
             }
             Step::Pause(time) => tokio::time::sleep(time).await,
             Step::Wait(gate) => gate.passed().await,
+            Step::Note(note) => (note.0)(),
             Step::Close => {
                 let _ = wire.socket.shutdown().await;
                 return false;

@@ -5,11 +5,16 @@
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 
+use onceproxy::config::store::{Backend, Postgres, SslMode, StoreConfig};
+
 use super::client::{Answer, Pending, Request};
 use super::proxy::Proxy;
 use super::redis::RedisServer;
 use super::relay::Relay;
+use super::topologies::{Cluster, Watched};
 use super::upstream::Upstream;
+use crate::contract;
+use crate::postgres_server::{ADMIN, DATABASE, PostgresServer};
 
 /// Which store a scenario runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +22,12 @@ pub(crate) enum Store {
     Memory,
     Disk,
     Redis,
+    /// Six nodes.
+    Cluster,
+    /// A master, two replicas, three sentinels.
+    Sentinel,
+    /// A server of its own.
+    Postgres,
 }
 
 impl Store {
@@ -30,6 +41,14 @@ impl Store {
 
     pub(crate) fn redis() -> Store {
         Store::Redis
+    }
+
+    pub(crate) fn cluster() -> Store {
+        Store::Cluster
+    }
+
+    pub(crate) fn sentinel() -> Store {
+        Store::Sentinel
     }
 }
 
@@ -64,7 +83,9 @@ pub(crate) struct Builder {
     more: String,
     proxies: usize,
     relayed: bool,
+    second_line: bool,
     upstream_closed: bool,
+    redis: &'static [&'static str],
 }
 
 impl Builder {
@@ -110,6 +131,18 @@ impl Builder {
         self
     }
 
+    /// With these arguments of the Redis server.
+    pub(crate) fn redis(mut self, settings: &'static [&'static str]) -> Builder {
+        self.redis = settings;
+        self
+    }
+
+    /// With a Postgres of its own as second line.
+    pub(crate) fn second_line(mut self) -> Builder {
+        self.second_line = true;
+        self
+    }
+
     /// With an upstream that refuses connections until it is opened.
     pub(crate) fn upstream_closed(mut self) -> Builder {
         self.upstream_closed = true;
@@ -120,29 +153,52 @@ impl Builder {
     pub(crate) async fn start(self) -> World {
         let folder = tempfile::tempdir().unwrap();
         let upstream = if self.upstream_closed { Upstream::closed() } else { Upstream::start() };
-        let redis = if self.store == Store::Redis { Some(RedisServer::start().await) } else { None };
-        let relay = match &redis {
-            Some(redis) if self.relayed => Some(Relay::start(redis.address).await),
+        let (mut redis, mut cluster, mut watched) = (None, None, None);
+        match self.store {
+            Store::Memory | Store::Disk | Store::Postgres => {}
+            Store::Redis => redis = Some(RedisServer::start(self.redis).await),
+            Store::Cluster => cluster = Some(Cluster::start().await),
+            Store::Sentinel => watched = Some(Watched::start().await),
+        }
+        let has_postgres = self.store == Store::Postgres || self.second_line;
+        let postgres = has_postgres.then(|| PostgresServer::start(&[]));
+        if let Some(postgres) = &postgres {
+            onceproxy::store::init(&settings_of(postgres)).await.unwrap();
+        }
+        let server = match self.store {
+            Store::Postgres => postgres.as_ref().map(PostgresServer::address),
+            _ => redis.as_ref().map(|redis| redis.address),
+        };
+        let relay = match server {
+            Some(server) if self.relayed => Some(Relay::start(server).await),
             _ => None,
         };
+        let server = relay.as_ref().map(|relay| relay.address).or(server);
         let url = match self.store {
             Store::Memory => "memory:".to_owned(),
             Store::Disk => format!("disk:{}", folder.path().join("data").display()),
-            Store::Redis => {
-                let address = relay.as_ref().map(|r| r.address).or(redis.as_ref().map(|r| r.address)).unwrap();
-                format!("redis://{address}")
-            }
+            Store::Redis => format!("redis://{}", server.unwrap()),
+            Store::Postgres => format!("postgres://{ADMIN}@{}/{DATABASE}", server.unwrap()),
+            Store::Cluster => cluster.as_ref().map(Cluster::url).unwrap(),
+            Store::Sentinel => watched.as_ref().map(Watched::url).unwrap(),
         };
         let mut world = World {
             proxies: Vec::new(),
             relay,
             redis,
+            cluster,
+            watched,
+            postgres,
             upstream,
             config: folder.path().join("onceproxy.toml"),
             folder,
             settings: self,
         };
         world.settings.store_lines.set(&format!("url = \"{url}\""));
+        if let Some(postgres) = world.postgres.as_ref().filter(|_| world.settings.second_line) {
+            let url = format!("postgres://{ADMIN}@{}/{DATABASE}", postgres.address());
+            world.settings.more.push_str(&format!("[second_line]\nurl = \"{url}\"\n"));
+        }
         world.write_settings();
         for _ in 0..world.settings.proxies {
             world.proxies.push(Proxy::start(&world.config).await);
@@ -159,6 +215,9 @@ pub(crate) struct World {
     pub(crate) proxies: Vec<Proxy>,
     pub(crate) relay: Option<Relay>,
     pub(crate) redis: Option<RedisServer>,
+    cluster: Option<Cluster>,
+    watched: Option<Watched>,
+    pub(crate) postgres: Option<PostgresServer>,
     pub(crate) upstream: Upstream,
     config: PathBuf,
     folder: tempfile::TempDir,
@@ -187,7 +246,9 @@ impl World {
             more: String::new(),
             proxies: 1,
             relayed: false,
+            second_line: false,
             upstream_closed: false,
+            redis: &[],
         };
         builder
             .top("listen = \"127.0.0.1:0\"\n drain_timeout = \"10s\"")
@@ -230,6 +291,26 @@ impl World {
     /// The Redis of this world.
     pub(crate) fn redis(&self) -> &RedisServer {
         self.redis.as_ref().expect("a world on Redis")
+    }
+
+    /// The cluster of this world.
+    pub(crate) fn cluster(&mut self) -> &mut Cluster {
+        self.cluster.as_mut().expect("a world on a cluster")
+    }
+
+    /// The master, replicas and sentinels of this world.
+    pub(crate) fn watched(&mut self) -> &mut Watched {
+        self.watched.as_mut().expect("a world with sentinels")
+    }
+
+    /// The same, if this is such a world.
+    pub(crate) fn cluster_ref(&self) -> Option<&Cluster> {
+        self.cluster.as_ref()
+    }
+
+    /// The same, if this is such a world.
+    pub(crate) fn watched_ref(&self) -> Option<&Watched> {
+        self.watched.as_ref()
     }
 
     /// The relay before Redis.
@@ -281,6 +362,7 @@ impl World {
         match self.settings.store {
             Store::Memory => Vec::new(),
             Store::Redis => self.redis().dump().await,
+            Store::Cluster | Store::Sentinel | Store::Postgres => panic!("not asked for so far"),
             Store::Disk => {
                 let mut all = Vec::new();
                 for entry in std::fs::read_dir(self.folder.path().join("data")).unwrap() {
@@ -308,4 +390,18 @@ impl World {
         let text = text.replace("UPSTREAM", "http://AUTHORITY").replace("AUTHORITY", &authority);
         std::fs::write(&self.config, text).unwrap();
     }
+}
+
+/// The settings of a store on this server, as the proxies have them.
+fn settings_of(postgres: &PostgresServer) -> StoreConfig {
+    contract::config(Backend::Postgres(Postgres {
+        host: "127.0.0.1".into(),
+        port: postgres.port(),
+        database: DATABASE.into(),
+        user: ADMIN.into(),
+        password: None,
+        sslmode: SslMode::Disable,
+        ca_file: None,
+        client: None,
+    }))
 }

@@ -1,0 +1,70 @@
+//! What a gRPC answer says of the execution. HTTP says 200 to every call that got an answer; whether it worked stands in
+//! `grpc-status`, in the trailers or, where there is no message, in the headers.
+//!
+//! Separate because it is another protocol's vocabulary: it is put into HTTP's, in which the route's status lists speak.
+
+use crate::record::Response;
+
+/// What gRPC's documentation (`google.rpc.Code`) gives as the HTTP status of each code, with two exceptions: CANCELLED and
+/// UNAVAILABLE say nothing of whether the call ran (a handler that lost its own database answers so), and so they are put
+/// where every route cannot tell.
+const STATUSES: [u16; 17] = [200, 504, 500, 400, 504, 404, 409, 403, 429, 400, 409, 400, 501, 500, 502, 500, 401];
+/// Of an answer without a readable code: it is cut off or not gRPC.
+const NO_CODE: u16 = 502;
+
+/// The HTTP status by which this response is judged: its own, unless it is a gRPC answer.
+pub(super) fn judged_status(response: &Response) -> u16 {
+    if response.status() != 200 || !is_grpc(response) {
+        return response.status();
+    }
+    let code = response.trailers().chain(response.headers()).find(|(name, _)| *name == b"grpc-status");
+    let code = code.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse::<usize>().ok());
+    code.and_then(|code| STATUSES.get(code).copied()).unwrap_or(NO_CODE)
+}
+
+/// `application/grpc`, and what follows a plus. Not gRPC-Web, whose code is inside the body.
+fn is_grpc(response: &Response) -> bool {
+    response.headers().any(|(name, value)| {
+        let essence = value.split(|byte| matches!(byte, b';' | b'+')).next().unwrap_or_default();
+        name == b"content-type" && essence.trim_ascii().eq_ignore_ascii_case(b"application/grpc")
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    type Field = (&'static str, &'static str);
+
+    fn judged(status: u16, headers: &[Field], trailers: &[Field]) -> u16 {
+        let bytes = |fields: &[Field]| -> Vec<_> {
+            fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect()
+        };
+        judged_status(&Response::new(status, bytes(headers), bytes(trailers), None))
+    }
+
+    const GRPC: Field = ("content-type", "application/grpc+proto");
+
+    #[test]
+    fn judges_a_grpc_answer_by_its_code() {
+        for (code, status) in
+            [("0", 200), ("3", 400), ("4", 504), ("7", 403), ("8", 429), ("13", 500), ("14", 502), ("1", 504)]
+        {
+            assert_eq!(judged(200, &[GRPC], &[("grpc-status", code)]), status, "{code} in the trailers");
+            assert_eq!(judged(200, &[GRPC, ("grpc-status", code)], &[]), status, "{code} in the headers");
+        }
+        for odd in ["", "17", "-1", "ok", "999999999999999999999"] {
+            assert_eq!(judged(200, &[GRPC], &[("grpc-status", odd)]), 502, "{odd:?}");
+        }
+        assert_eq!(judged(200, &[("content-type", "Application/GRPC; x=y")], &[]), 502, "there is no code");
+    }
+
+    #[test]
+    fn leaves_all_else_to_http() {
+        assert_eq!(judged(503, &[GRPC], &[("grpc-status", "0")]), 503);
+        for other in ["application/json", "application/grpc-web+proto", "application/grpcish", ""] {
+            assert_eq!(judged(200, &[("content-type", other)], &[("grpc-status", "14")]), 200, "{other}");
+        }
+        assert_eq!(judged(200, &[], &[("grpc-status", "14")]), 200);
+    }
+}

@@ -1,0 +1,214 @@
+//! Asking the server: one statement, repeated within its deadline when the answer was lost.
+//!
+//! Every statement may be run twice: the rules recognise the token of the attempt, and a write names the revision that it
+//! found. What an error says about the statement (certainly not run, perhaps run) is decided here and nowhere else.
+
+use std::error::Error as _;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use tokio::time::{Instant, sleep, timeout_at};
+use tokio_postgres::{Error, Row};
+
+use super::link::{Connection, Link, Unconnected};
+use super::statements::Param;
+use crate::store::{StoreError, StoreErrorKind};
+
+const FIRST_PAUSE: Duration = Duration::from_millis(5);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+
+/// How long an operation may take, and what is worth waiting for.
+#[derive(Clone, Copy)]
+pub(super) struct Limits {
+    start: Instant,
+    timeout: Duration,
+    patient: bool,
+}
+
+impl Limits {
+    /// From now on this long. Without patience a server that refuses connections is an error at once.
+    pub(super) fn new(timeout: Duration, patient: bool) -> Limits {
+        Limits { start: Instant::now(), timeout, patient }
+    }
+
+    fn deadline(&self) -> Instant {
+        self.start + self.timeout
+    }
+
+    // Up to half-time a try may wait until half-time, so that there is time for another.
+    fn end_of_try(&self) -> Instant {
+        let half = self.start + self.timeout / 2;
+        if Instant::now() < half { half } else { self.deadline() }
+    }
+}
+
+/// Asks until there is an answer, the deadline comes or the answer can only be the same again.
+pub(super) async fn ask(
+    link: &Link,
+    statement: &str,
+    params: &[Param<'_>],
+    limits: Limits,
+) -> Result<Vec<Row>, StoreError> {
+    let (mut may_have_run, mut pause, mut earlier) = (false, FIRST_PAUSE, None);
+    loop {
+        let carrier = OnceLock::new();
+        let failure = match timeout_at(limits.end_of_try(), once(link, statement, params, &carrier)).await {
+            Ok(Ok(rows)) => return Ok(rows),
+            Ok(Err(failure)) => failure,
+            Err(_) => Failure::TimedOut,
+        };
+        // Given up, because a reply that comes too late would find nobody, and a dead socket would never tell.
+        if let Some(connection) = carrier.get().filter(|_| failure.spoils_connection()) {
+            link.discard(connection);
+        }
+        let was_sent = carrier.get().is_some();
+        may_have_run |= was_sent && failure.may_have_run();
+        let left = limits.deadline().saturating_duration_since(Instant::now());
+        let is_hopeless = match failure {
+            Failure::TimedOut | Failure::Busy(_) => false,
+            Failure::Unreachable(_) => !was_sent && !limits.patient,
+            Failure::Refused(_) | Failure::Failed(_) => true,
+        };
+        if left <= pause || is_hopeless {
+            // A last try that the deadline cut short says less than the one before it.
+            let telling = earlier.filter(|_| matches!(failure, Failure::TimedOut)).unwrap_or(failure);
+            return Err(telling.into_error(may_have_run, link));
+        }
+        // What was lost on the way is asked again at once, on a new connection; a server that is not up is given time.
+        if !was_sent || matches!(failure, Failure::Busy(_)) || earlier.is_some() {
+            sleep(pause).await;
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        earlier = Some(failure);
+    }
+}
+
+/// One try. `carrier` is set to the connection as soon as the statement may be on its way.
+async fn once(
+    link: &Link,
+    statement: &str,
+    params: &[Param<'_>],
+    carrier: &OnceLock<Connection>,
+) -> Result<Vec<Row>, Failure> {
+    let connection = link.connection().await.map_err(|why| Failure::of_connecting(&why))?;
+    // Nobody else sets it.
+    let _ = carrier.set(connection.clone());
+    connection.client.query_typed(statement, params).await.map_err(|e| Failure::of(e.into()))
+}
+
+/// What the driver or the network said.
+type Said = Box<dyn std::error::Error + Send + Sync>;
+
+/// One try that got no answer.
+enum Failure {
+    TimedOut,
+    /// No connection, or it broke.
+    Unreachable(Said),
+    /// The server is there and did nothing: it starts, has no connection left, waited for a lock, met another
+    /// transaction.
+    Busy(Said),
+    /// The server answered that it will not.
+    Refused(Said),
+    /// Not a state that a server is set to: its storage fails, or this program does.
+    Failed(Said),
+}
+
+impl Failure {
+    fn of_connecting(why: &Unconnected) -> Failure {
+        match why {
+            Unconnected::Io(error) => Failure::Unreachable(error.to_string().into()),
+            Unconnected::Driver(error) => match sqlstate(error) {
+                // The driver refuses by itself: no password although one is needed, no TLS on the server's side.
+                None if is_io(error) => Failure::Unreachable(text(error).into()),
+                None => Failure::Refused(text(error).into()),
+                Some(state) => Failure::by_state(&state, text(error).into()),
+            },
+        }
+    }
+
+    fn of(error: Box<Error>) -> Failure {
+        match sqlstate(&error) {
+            None if error.is_closed() || is_io(&error) => Failure::Unreachable(text(&error).into()),
+            None => Failure::Failed(error),
+            Some(state) => Failure::by_state(&state, text(&error).into()),
+        }
+    }
+
+    /// By the SQLSTATE, whose first two characters are its class.
+    fn by_state(state: &str, said: Said) -> Failure {
+        match state {
+            // The server stops, or a person ended the session: also at a commit, which may have taken place.
+            "57P01" | "57P02" | "57P05" => Failure::Unreachable(said),
+            "57P03" | "53300" | "40001" | "40P01" | "55P03" | "57014" => Failure::Busy(said),
+            "08P01" => Failure::Refused(said),
+            _ => match &state[..2.min(state.len())] {
+                "08" => Failure::Unreachable(said),
+                // No rights, no such role, database, schema or table; read-only; a resource is used up.
+                "25" | "28" | "42" | "3D" | "3F" | "53" | "54" | "57" | "0A" => Failure::Refused(said),
+                _ => Failure::Failed(said),
+            },
+        }
+    }
+
+    fn may_have_run(&self) -> bool {
+        // Whatever else is answered with an error was rolled back.
+        matches!(self, Failure::TimedOut | Failure::Unreachable(_))
+    }
+
+    fn spoils_connection(&self) -> bool {
+        // A primary that was demoted, or a role whose rights were changed, may keep its connections.
+        matches!(self, Failure::TimedOut | Failure::Unreachable(_) | Failure::Refused(_))
+    }
+
+    fn into_error(self, may_have_run: bool, link: &Link) -> StoreError {
+        let address = link.endpoint().address();
+        let (kind, said) = match &self {
+            Failure::TimedOut => (StoreErrorKind::TimedOut, format!("Postgres at {address} did not answer in time")),
+            Failure::Unreachable(_) => {
+                (StoreErrorKind::Unreachable, format!("Postgres at {address} cannot be reached"))
+            }
+            Failure::Busy(_) => (StoreErrorKind::Unreachable, format!("Postgres at {address} does not serve now")),
+            Failure::Refused(_) => (StoreErrorKind::Refused, format!("Postgres at {address} refuses")),
+            Failure::Failed(_) => (StoreErrorKind::Broken, format!("a statement failed on Postgres at {address}")),
+        };
+        match self {
+            Failure::TimedOut => StoreError::new(kind, may_have_run, said),
+            Failure::Unreachable(e) | Failure::Busy(e) | Failure::Refused(e) | Failure::Failed(e) => {
+                StoreError::new(kind, may_have_run, format!("{said}: {e}")).because(e)
+            }
+        }
+    }
+}
+
+fn sqlstate(error: &Error) -> Option<String> {
+    error.code().map(|code| code.code().to_owned())
+}
+
+fn is_io(error: &Error) -> bool {
+    let mut source = error.source();
+    while let Some(cause) = source {
+        if let Some(io) = cause.downcast_ref::<std::io::Error>() {
+            // rustls reports a certificate that is not trusted as an error of the stream.
+            return io.kind() != std::io::ErrorKind::InvalidData;
+        }
+        source = cause.source();
+    }
+    false
+}
+
+/// The error with what the server said, which the driver's own words leave out.
+pub(super) fn text(error: &Error) -> String {
+    match error.as_db_error() {
+        Some(said) => {
+            let hint = match said.code().code() {
+                "42P01" | "3F000" | "42703" => "; has `onceproxy store init` been run?",
+                _ => "",
+            };
+            format!("{} ({}){hint}", said.message(), said.code().code())
+        }
+        None => match error.source() {
+            Some(source) => format!("{error}: {source}"),
+            None => error.to_string(),
+        },
+    }
+}

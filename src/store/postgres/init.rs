@@ -1,0 +1,113 @@
+//! The schema: made by `onceproxy store init`, and looked for by everyone else.
+
+use std::time::Duration;
+
+use super::ask::{Limits, ask};
+use super::link::{Endpoint, Link, Unconnected};
+use super::statements::Statements;
+use crate::config::store::Postgres;
+use crate::store::{InitError, OpenError};
+
+/// The version of the schema that this program makes and uses.
+const VERSION: i32 = 1;
+/// An operator waits for this, and a large table may need an index.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Of all `init` at one time one goes on: CREATE … IF NOT EXISTS is not safe against another of its kind.
+const LOCK: i64 = 0x6f6e_6365_7072_6f78;
+
+/// Whether the schema is there, and ours.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Fit {
+    /// It is.
+    Right,
+    /// There is none, or it is not complete.
+    Missing,
+    /// It was made by a program of a later version.
+    Newer(i32),
+    /// It was made by a program of an earlier version.
+    Older(i32),
+}
+
+impl Fit {
+    /// By the version that was found.
+    pub(super) fn of(version: Option<i32>) -> Fit {
+        match version {
+            None => Fit::Missing,
+            Some(VERSION) => Fit::Right,
+            Some(newer @ VERSION..) => Fit::Newer(newer),
+            Some(older) => Fit::Older(older),
+        }
+    }
+
+    /// What is wrong and what to do, in one sentence.
+    pub(super) fn complaint(self, schema: &str) -> String {
+        match self {
+            Fit::Right => String::new(),
+            Fit::Missing => format!("the schema {schema:?} is not in this database: run `onceproxy store init`"),
+            Fit::Older(version) => {
+                format!("the schema {schema:?} has version {version}, {VERSION} is needed: run `onceproxy store init`")
+            }
+            Fit::Newer(version) => format!(
+                "the schema {schema:?} has version {version}, which is newer than this program: `onceproxy store init` \
+                 of version {VERSION} cannot go back, run a program that knows it"
+            ),
+        }
+    }
+}
+
+/// Makes the schema where it is missing, and says what was done, line by line.
+pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &str) -> Result<Vec<String>, InitError> {
+    let endpoint = Endpoint::new(config, PATIENCE, section)?;
+    let statements = Statements::new(prefix, PATIENCE.as_millis());
+    let link = Link::new(std::sync::Arc::new(endpoint));
+    let limits = Limits::new(PATIENCE, false);
+    let before = version(&link, &statements, limits).await?;
+    match Fit::of(before) {
+        newer @ (Fit::Newer(_) | Fit::Older(_)) => return Err(InitError::Schema(newer.complaint(prefix))),
+        Fit::Right | Fit::Missing => {}
+    }
+    let connection = link.connection().await.map_err(|why| InitError::Failed(why.to_string()))?;
+    // Several statements at once are one transaction: all of it is there, or nothing.
+    let script = format!("SELECT pg_advisory_xact_lock({LOCK});\n{}", statements.init);
+    connection.client.batch_execute(&script).await.map_err(|e| InitError::Failed(super::ask::text(&e)))?;
+    let after = version(&link, &statements, limits).await?;
+    if Fit::of(after) != Fit::Right {
+        return Err(InitError::Schema(Fit::of(after).complaint(prefix)));
+    }
+    let address = format!("database {:?} at {}", config.database, link.endpoint().address());
+    let mut said = vec![match before {
+        None => format!("made the schema {prefix:?}, version {VERSION}, in {address}"),
+        Some(_) => format!("the schema {prefix:?}, version {VERSION}, is in {address}; nothing was changed"),
+    }];
+    said.push(
+        "the user that the proxy logs in as needs no more than this (put its name in place of onceproxy):".into(),
+    );
+    said.extend(statements.grants.iter().map(|grant| format!("  {grant}")));
+    Ok(said)
+}
+
+async fn version(link: &Link, statements: &Statements, limits: Limits) -> Result<Option<i32>, InitError> {
+    let said = |error: crate::store::StoreError| InitError::Failed(error.to_string());
+    let rows = ask(link, &statements.facts, &[], limits).await.map_err(said)?;
+    let has_schema = rows.first().is_some_and(|row| row.try_get("has_schema").unwrap_or(false));
+    if !has_schema {
+        return Ok(None);
+    }
+    let rows = ask(link, &statements.version, &[], limits).await.map_err(said)?;
+    Ok(rows.first().and_then(|row| row.try_get(0).ok()))
+}
+
+impl std::fmt::Display for Unconnected {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Unconnected::Io(error) => error.fmt(f),
+            Unconnected::Driver(error) => f.write_str(&super::ask::text(error)),
+        }
+    }
+}
+
+impl From<OpenError> for InitError {
+    fn from(error: OpenError) -> InitError {
+        InitError::Settings(error)
+    }
+}

@@ -1,0 +1,248 @@
+//! Connections to the server: how one is made, and one kept open for many callers.
+//!
+//! A [`Link`] holds a single connection on which all callers' statements follow each other without waiting; it never
+//! sends anything twice by itself. Whether to repeat is decided in `ask`.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use secrecy::ExposeSecret;
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_postgres::config::SslMode as DriverSslMode;
+use tokio_postgres::error::SqlState;
+use tokio_postgres::{AsyncMessage, Client, Config, Connection as Driver, NoTls};
+
+use super::tls::Tls;
+use crate::config::store::Postgres;
+use crate::store::OpenError;
+
+const KEEPALIVE: Duration = Duration::from_secs(10);
+// Never less than this: a lost segment takes a fifth of a second and more to be sent again.
+const LEAST_USER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Where the server is and how to get in.
+pub(super) struct Endpoint {
+    host: String,
+    port: u16,
+    login: Config,
+    /// Asked for at login: bounds on the server's side, and a mark by which a direct connection is known.
+    options: String,
+    tls: Option<Tls>,
+    user_timeout: Duration,
+    /// A pooler was met, which takes no options.
+    takes_no_options: AtomicBool,
+}
+
+/// Why there is no connection.
+#[derive(Clone, Debug)]
+pub(super) enum Unconnected {
+    /// The server or the network did not let it come about.
+    Io(Arc<io::Error>),
+    /// The server answered that it will not, or the login failed.
+    Driver(Arc<tokio_postgres::Error>),
+}
+
+impl Endpoint {
+    /// Reads the certificate files, which is what can be wrong for good. `section` is named in errors.
+    pub(super) fn new(config: &Postgres, timeout: Duration, section: &str) -> Result<Endpoint, OpenError> {
+        let tls = Tls::new(config, section)?;
+        let mut login = Config::new();
+        login.user(&config.user).dbname(&config.database).application_name("onceproxy");
+        login.ssl_mode(if tls.is_some() { DriverSslMode::Require } else { DriverSslMode::Disable });
+        if let Some(password) = &config.password {
+            login.password(password.expose_secret());
+        }
+        let ms = timeout.as_millis().max(1);
+        let options = format!("-c statement_timeout={ms} -c lock_timeout={ms} -c onceproxy.direct=yes");
+        let user_timeout = (timeout * 2).max(LEAST_USER_TIMEOUT);
+        let takes_no_options = AtomicBool::new(false);
+        Ok(Endpoint {
+            host: config.host.clone(),
+            port: config.port,
+            login,
+            options,
+            tls,
+            user_timeout,
+            takes_no_options,
+        })
+    }
+
+    /// Where it is, for the log.
+    pub(super) fn address(&self) -> String {
+        match self.host.contains(':') {
+            true => format!("[{}]:{}", self.host, self.port),
+            false => format!("{}:{}", self.host, self.port),
+        }
+    }
+
+    async fn tcp(&self) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
+        stream.set_nodelay(true)?;
+        let socket = socket2::SockRef::from(&stream);
+        socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4))?;
+        #[cfg(target_os = "linux")]
+        socket.set_tcp_user_timeout(Some(self.user_timeout))?;
+        Ok(stream)
+    }
+
+    /// A connection, logged in. Notifications that it hears go to `heard`, which is dropped at its end.
+    pub(super) async fn connect(&self, heard: Option<UnboundedSender<String>>) -> Result<Connection, Unconnected> {
+        if !self.takes_no_options.load(Ordering::Relaxed) {
+            let mut login = self.login.clone();
+            login.options(&self.options);
+            match self.log_in(&login, heard.clone()).await {
+                Err(Unconnected::Driver(error)) if is_about_options(&error) => {
+                    self.takes_no_options.store(true, Ordering::Relaxed);
+                }
+                connected => return connected,
+            }
+        }
+        self.log_in(&self.login, heard).await
+    }
+
+    async fn log_in(&self, login: &Config, heard: Option<UnboundedSender<String>>) -> Result<Connection, Unconnected> {
+        let tcp = self.tcp().await.map_err(|e| Unconnected::Io(Arc::new(e)))?;
+        let refused = |e| Unconnected::Driver(Arc::new(e));
+        let (client, driver) = match &self.tls {
+            None => {
+                let (client, driver) = login.connect_raw(tcp, NoTls).await.map_err(refused)?;
+                (client, tokio::spawn(drive(driver, heard)))
+            }
+            Some(tls) => {
+                let (client, driver) = login.connect_raw(tcp, tls.clone()).await.map_err(refused)?;
+                (client, tokio::spawn(drive(driver, heard)))
+            }
+        };
+        Ok(Connection { client: Arc::new(client), driver: Arc::new(Running(driver)) })
+    }
+}
+
+/// A pooler in transaction mode knows only some of the parameters of a login.
+fn is_about_options(error: &tokio_postgres::Error) -> bool {
+    error.code() == Some(&SqlState::PROTOCOL_VIOLATION) && error.as_db_error().is_some_and(|e| says(e, "startup param"))
+}
+
+fn says(error: &tokio_postgres::error::DbError, what: &str) -> bool {
+    error.message().contains(what)
+}
+
+async fn drive<S, T>(mut driver: Driver<S, T>, heard: Option<UnboundedSender<String>>)
+where
+    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+{
+    while let Some(message) = std::future::poll_fn(|cx| driver.poll_message(cx)).await {
+        match message {
+            Ok(AsyncMessage::Notification(said)) => {
+                if let Some(heard) = &heard {
+                    let _ = heard.send(said.payload().to_owned());
+                }
+            }
+            Ok(_) => {}
+            // Whoever waits for an answer on it is told by the driver.
+            Err(_) => return,
+        }
+    }
+}
+
+/// An open connection. Clones share it; it closes when the last one is dropped.
+#[derive(Clone)]
+pub(super) struct Connection {
+    pub(super) client: Arc<Client>,
+    driver: Arc<Running>,
+}
+
+impl Connection {
+    fn is(&self, other: &Connection) -> bool {
+        Arc::ptr_eq(&self.driver, &other.driver)
+    }
+
+    fn is_closed(&self) -> bool {
+        self.driver.0.is_finished() || self.client.is_closed()
+    }
+}
+
+struct Running(tokio::task::JoinHandle<()>);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// One connection for many callers, opened by the first and again when it broke.
+pub(super) struct Link {
+    endpoint: Arc<Endpoint>,
+    // Held only to look or to put in, never across an await.
+    current: Mutex<Current>,
+    connecting: tokio::sync::Mutex<()>,
+}
+
+#[derive(Default)]
+struct Current {
+    connection: Option<Connection>,
+    failed_attempts: u64,
+    failure: Option<Unconnected>,
+}
+
+impl Link {
+    /// A link that is not open yet.
+    pub(super) fn new(endpoint: Arc<Endpoint>) -> Link {
+        Link { endpoint, current: Mutex::default(), connecting: tokio::sync::Mutex::default() }
+    }
+
+    /// Where it leads.
+    pub(super) fn endpoint(&self) -> &Endpoint {
+        &self.endpoint
+    }
+
+    /// The open connection. One caller opens it while the others wait, and all who waited share its failure.
+    pub(super) async fn connection(&self) -> Result<Connection, Unconnected> {
+        let failed_before = match self.look() {
+            Ok(connection) => return Ok(connection),
+            Err(failed) => failed,
+        };
+        let _connecting = self.connecting.lock().await;
+        match self.look() {
+            Ok(connection) => return Ok(connection),
+            Err(failed) if failed != failed_before => {
+                if let Some(failure) = self.lock().failure.clone() {
+                    return Err(failure);
+                }
+            }
+            Err(_) => {}
+        }
+        // Boxed, as all that is rare here: it would make the future of every operation larger.
+        let connected = Box::pin(self.endpoint.connect(None)).await;
+        let mut current = self.lock();
+        match &connected {
+            Ok(connection) => current.connection = Some(connection.clone()),
+            Err(failure) => {
+                current.failed_attempts += 1;
+                current.failure = Some(failure.clone());
+            }
+        }
+        connected
+    }
+
+    /// The open connection, or how many attempts have failed so far.
+    fn look(&self) -> Result<Connection, u64> {
+        let current = self.lock();
+        match &current.connection {
+            Some(connection) if !connection.is_closed() => Ok(connection.clone()),
+            _ => Err(current.failed_attempts),
+        }
+    }
+
+    /// Gives this connection up, so that the next caller opens another. What is under way on it goes on.
+    pub(super) fn discard(&self, broken: &Connection) {
+        self.lock().connection.take_if(|current| current.is(broken));
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,1 @@
+SELECT claimed, unknown FROM {schema}.sweep

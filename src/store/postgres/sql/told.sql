@@ -1,0 +1,1 @@
+SELECT pg_notify('{channel}', route || ':' || encode(uuid_send(hash), 'hex')) FROM done WHERE watched

@@ -1,0 +1,188 @@
+//! One server: where it is, how to get in, and what was last seen of it.
+//!
+//! Which servers there are, and which of them an operation goes to, is `topology`'s affair.
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Duration;
+
+use redis::aio::MultiplexedConnection;
+use redis::{AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value};
+use rustls::pki_types::ServerName;
+use secrecy::{ExposeSecret, SecretString};
+use tokio::net::TcpStream;
+use tokio::sync::mpsc::UnboundedSender;
+use tokio_rustls::TlsConnector;
+
+use super::health::{Condition, Watched};
+use super::link::Connection;
+use super::tls;
+use crate::config::store::{Place, Redis, Sentinels};
+use crate::store::OpenError;
+
+// Callers beyond this many wait for the writer to take theirs; they do not fail.
+const QUEUE: usize = 4096;
+const KEEPALIVE: Duration = Duration::from_secs(10);
+// Never less than this: a lost segment takes a fifth of a second and more to be sent again.
+const LEAST_USER_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How to get into the servers of a store; the same for all of them.
+#[derive(Clone)]
+pub(super) struct Access {
+    tls: Option<TlsConnector>,
+    login: RedisConnectionInfo,
+    user_timeout: Duration,
+    watched: Watched,
+}
+
+impl Access {
+    /// Reads the certificate files.
+    pub(super) fn new(config: &Redis, timeout: Duration, watched: Watched) -> Result<Access, OpenError> {
+        let login = login(config.username.as_deref(), config.password.as_ref()).set_db(config.db);
+        let tls = config.tls.as_ref().map(tls::connector).transpose()?;
+        Ok(Access { tls, login, watched, user_timeout: (timeout * 2).max(LEAST_USER_TIMEOUT) })
+    }
+
+    /// The same way to the sentinels, who have users and passwords of their own.
+    pub(super) fn to_sentinels(&self, config: &Sentinels) -> Access {
+        Access { login: login(config.username.as_deref(), config.password.as_ref()), ..self.clone() }
+    }
+}
+
+fn login(username: Option<&str>, password: Option<&SecretString>) -> RedisConnectionInfo {
+    let mut login = RedisConnectionInfo::default().set_skip_set_lib_name();
+    if let Some(username) = username {
+        login = login.set_username(username);
+    }
+    if let Some(password) = password {
+        login = login.set_password(password.expose_secret());
+    }
+    login
+}
+
+/// A server.
+pub(super) struct Server {
+    place: Place,
+    access: Arc<Access>,
+    name: Option<ServerName<'static>>,
+    // Whether each connection begins with the question whether this is a master.
+    asks_role: bool,
+    is_left: AtomicBool,
+    // Connections of an earlier one are given up.
+    generation: AtomicU64,
+    /// What was last seen of it.
+    pub(super) condition: Condition,
+}
+
+impl Server {
+    /// A server at this place. Fails if no certificate can carry the host's name.
+    pub(super) fn new(place: Place, access: Arc<Access>) -> Result<Server, OpenError> {
+        let host = place.host.clone();
+        let name = access.tls.as_ref().map(|_| ServerName::try_from(host)).transpose().map_err(|e| {
+            OpenError::new(format!("store.url: {} is not a name that a certificate can carry", place.host)).because(e)
+        })?;
+        let condition = Condition::new(access.watched.clone());
+        let (is_left, generation) = (AtomicBool::new(false), AtomicU64::new(0));
+        Ok(Server { place, access, name, asks_role: false, is_left, generation, condition })
+    }
+
+    /// The same, of which every connection must be one to a master.
+    pub(super) fn only_as_master(self) -> Server {
+        Server { asks_role: true, ..self }
+    }
+
+    /// Where it is.
+    pub(super) fn place(&self) -> &Place {
+        &self.place
+    }
+
+    /// Where it is, for the log.
+    pub(super) fn address(&self) -> String {
+        let Place { host, port } = &self.place;
+        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+    }
+
+    /// Whether another server has its part by now.
+    pub(super) fn is_left(&self) -> bool {
+        self.is_left.load(Ordering::Relaxed)
+    }
+
+    /// Gives it up.
+    pub(super) fn leave(&self) {
+        self.is_left.store(true, Ordering::Relaxed);
+        self.renounce_connections();
+    }
+
+    /// Gives all connections up that are open now. New ones find out anew what it is.
+    pub(super) fn renounce_connections(&self) {
+        self.generation.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Which connections count: those that were opened in this generation.
+    pub(super) fn generation(&self) -> u64 {
+        self.generation.load(Ordering::Relaxed)
+    }
+
+    async fn tcp(&self) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect((self.place.host.as_str(), self.place.port)).await?;
+        stream.set_nodelay(true)?;
+        let socket = socket2::SockRef::from(&stream);
+        socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4))?;
+        #[cfg(target_os = "linux")]
+        socket.set_tcp_user_timeout(Some(self.access.user_timeout))?;
+        Ok(stream)
+    }
+
+    /// A connection for commands, logged in.
+    pub(super) async fn connect(&self) -> Result<Connection, RedisError> {
+        let mut connection = self.connect_with(&self.access.login, plain()).await?;
+        if self.asks_role {
+            check_role(connection.commands.send_packed_command(&redis::cmd("ROLE")).await?.extract_error()?)?;
+        }
+        Ok(connection)
+    }
+
+    /// A connection that hears published messages. They, and the end of the connection, go to `pushes`.
+    pub(super) async fn connect_listener(&self, pushes: UnboundedSender<PushInfo>) -> Result<Connection, RedisError> {
+        let login = self.access.login.clone().set_protocol(ProtocolVersion::RESP3);
+        self.connect_with(&login, plain().set_push_sender(pushes)).await
+    }
+
+    async fn connect_with(
+        &self,
+        login: &RedisConnectionInfo,
+        config: AsyncConnectionConfig,
+    ) -> Result<Connection, RedisError> {
+        let generation = self.generation();
+        let tcp = self.tcp().await?;
+        let (commands, task) = match self.access.tls.as_ref().zip(self.name.as_ref()) {
+            None => {
+                let (commands, driver) = MultiplexedConnection::new_with_config(login, tcp, config).await?;
+                (commands, tokio::spawn(driver))
+            }
+            Some((connector, name)) => {
+                let stream = connector.connect(name.clone(), tcp).await?;
+                let (commands, driver) = MultiplexedConnection::new_with_config(login, stream, config).await?;
+                (commands, tokio::spawn(driver))
+            }
+        };
+        Ok(Connection::new(commands, task, generation))
+    }
+}
+
+/// A server that was demoted still takes connections, and would answer what only reads from data that lag behind.
+fn check_role(answer: Value) -> Result<(), RedisError> {
+    let Value::Array(parts) = answer else {
+        return Err((ErrorKind::UnexpectedReturnType, "ROLE is not understood").into());
+    };
+    match parts.first() {
+        Some(Value::BulkString(role)) if role == b"master" => Ok(()),
+        _ => Err(redis::make_extension_error("READONLY".into(), Some("this is a replica".into()))),
+    }
+}
+
+fn plain() -> AsyncConnectionConfig {
+    // Deadlines are kept in `ask`, where they are for the whole operation.
+    AsyncConnectionConfig::new().set_response_timeout(None).set_pipeline_buffer_size(QUEUE)
+}
