@@ -143,7 +143,7 @@ fn stored_form(criterion: &mut Criterion) {
         let bytes = Bytes::from(codec::encode(&record));
         group.throughput(Throughput::Bytes(bytes.len() as u64));
         group.bench_function(BenchmarkId::new("encode", length), |bench| {
-            bench.iter(|| codec::encode(black_box(&record)))
+            bench.iter(|| codec::encode(black_box(&record)));
         });
         group.bench_function(BenchmarkId::new("decode", length), |bench| {
             bench.iter(|| codec::decode(black_box(bytes.clone())).unwrap());

@@ -16,8 +16,11 @@ pub mod values;
 mod request;
 mod tree;
 
+/// Takes one input.
+pub type Target = fn(&[u8]);
+
 /// Every target that is here, by the name of its folder in `fuzz/corpus`.
-pub const TARGETS: [(&str, fn(&[u8])); 8] = [
+pub const TARGETS: [(&str, Target); 8] = [
     ("codec", codec::run),
     ("form", form::run),
     ("json", json::run),
