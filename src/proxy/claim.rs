@@ -109,7 +109,7 @@ pub async fn give_up(lease: &Lease) {
 
 /// The store did not answer, and so nothing was forwarded.
 pub fn unavailable(id: &RecordId) -> Problem {
-    let detail = "The store that guards this key did not answer. Nothing was forwarded, because a guess could execute \
+    let detail = "The store that guards this key did not answer, or refused. Nothing was forwarded, because a guess could execute \
                   the request twice.";
     Problem::new(Kind::StoreUnavailable, detail).about(id)
 }

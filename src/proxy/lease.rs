@@ -1,13 +1,15 @@
 //! The lease: an attempt's hold on its key, from "granted" to "decided".
 //!
 //! It keeps the claim alive at the store, says whether a send may begin, and makes the writes that end the claim. The
-//! attempt's store operations go through one lock, so that they never overlap.
+//! attempt's store operations go through one lock, so that they never overlap; a renewal that waits for its reply makes
+//! way for the write that ends the claim.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use tokio::sync::{MutexGuard, Notify};
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::error::{Kind, Problem};
@@ -31,6 +33,8 @@ pub struct Lease {
     granted: Instant,
     /// Held by whichever operation of this attempt is under way.
     operation: tokio::sync::Mutex<()>,
+    /// Ends a renewal that is under way.
+    make_way: Notify,
     /// Set just before the first byte may leave.
     sent: AtomicBool,
     /// False if the store could not be asked, and the route forwards all the same.
@@ -51,6 +55,7 @@ impl Lease {
             begun,
             granted: Instant::now(),
             operation: tokio::sync::Mutex::new(()),
+            make_way: Notify::new(),
             sent: AtomicBool::new(false),
             protected: true,
             notes: Notes::none(),
@@ -130,7 +135,12 @@ impl Lease {
                 sleep_until(due).await;
                 let _operation = self.operation.lock().await;
                 due = Instant::now() + third;
-                match self.renew().await {
+                let renewed = tokio::select! {
+                    biased;
+                    () = self.make_way.notified() => continue,
+                    renewed = self.renew() => renewed,
+                };
+                match renewed {
                     Ok(RenewReply::Extended | RenewReply::Rewritten) => {}
                     Ok(reply @ (RenewReply::Lapsed | RenewReply::Lost)) => {
                         tracing::info!(record = %self.claim.id, ?reply, "the record is decided, no longer renewed");
@@ -144,6 +154,13 @@ impl Lease {
             }
         }
         std::future::pending().await
+    }
+
+    /// The turn of a write that ends the claim. A renewal that hangs must not keep the caller from its answer; should it
+    /// arrive at the store after that write, it finds the record decided and changes nothing.
+    async fn turn(&self) -> MutexGuard<'_, ()> {
+        self.make_way.notify_waiters();
+        self.operation.lock().await
     }
 
     async fn renew(&self) -> Result<RenewReply, StoreError> {
@@ -164,7 +181,7 @@ impl Lease {
 
     /// Records the response.
     pub async fn complete(&self, response: &Response, retention: Duration) -> Result<CompleteReply, StoreError> {
-        let _operation = self.operation.lock().await;
+        let _operation = self.turn().await;
         let began = self.notes.clock();
         let reply = self.store.complete(&self.claim, response, retention).await;
         let reply = self.noted("store complete", began, reply)?;
@@ -184,7 +201,7 @@ impl Lease {
 
     /// Hands the grant back: nothing was sent, or the upstream said that it did not execute.
     pub async fn release(&self) -> Result<ReleaseReply, StoreError> {
-        let _operation = self.operation.lock().await;
+        let _operation = self.turn().await;
         let began = self.notes.clock();
         let reply = self.store.release(&self.claim).await;
         self.noted("store release", began, reply)
@@ -192,7 +209,7 @@ impl Lease {
 
     /// Says that nobody can tell.
     pub async fn doubt(&self, reason: Reason, response: Option<&Response>) -> Result<DoubtReply, StoreError> {
-        let _operation = self.operation.lock().await;
+        let _operation = self.turn().await;
         let began = self.notes.clock();
         let reply = self.store.doubt(&self.claim, reason, response).await;
         let reply = self.noted("store doubt", began, reply)?;

@@ -211,6 +211,29 @@ on_shared_stores! {
         assert_eq!(world.executions(), 1);
     }
 
+    /// The renewal of one second hangs when the answer comes; waited out, the write that follows it would last longer than
+    /// the caller does, who would be told that nobody knows what the upstream has just said.
+    async fn a_renewal_that_hangs_does_not_keep_the_caller_from_its_answer(store) {
+        let world = World::build(store)
+            .store("timeout = \"3s\"")
+            .route("lease = \"3s\"\n timeout = \"6500ms\"")
+            .start()
+            .await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("one").behind(&gate));
+        let first = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.redis.as_ref().unwrap().pause();
+        pass(ms(1800)).await;
+        gate.open();
+        let answer = first.answer().await;
+        world.redis.as_ref().unwrap().resume();
+        assert_eq!((answer.status, answer.text().as_str()), (201, "one"), "{}", answer.shown());
+        assert_eq!(answer.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=not-recorded"));
+        once_back(&world).await.assert_replay(201);
+        assert_eq!(world.executions(), 1);
+    }
+
     async fn an_answer_whose_claim_was_forgotten_is_recorded_all_the_same(store) {
         let world = World::build(store).proxies(2).route("lease = \"30s\"").start().await;
         let gate = Gate::new();

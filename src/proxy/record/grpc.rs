@@ -17,9 +17,15 @@ pub(super) fn judged_status(response: &Response) -> u16 {
     if response.status() != 200 || !is_grpc(response) {
         return response.status();
     }
-    let code = response.trailers().chain(response.headers()).find(|(name, _)| *name == b"grpc-status");
-    let code = code.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse::<usize>().ok());
-    code.and_then(|code| STATUSES.get(code).copied()).unwrap_or(NO_CODE)
+    let mut codes = response.trailers().chain(response.headers()).filter(|(name, _)| *name == b"grpc-status");
+    match (codes.next(), codes.next()) {
+        (Some((_, code)), None) => {
+            let code = std::str::from_utf8(code).ok().and_then(|code| code.parse::<usize>().ok());
+            code.and_then(|code| STATUSES.get(code).copied()).unwrap_or(NO_CODE)
+        }
+        // Two codes could be read differently by two readers.
+        _ => NO_CODE,
+    }
 }
 
 /// `application/grpc`, and what follows a plus. Not gRPC-Web, whose code is inside the body.
@@ -57,6 +63,7 @@ mod tests {
             assert_eq!(judged(200, &[GRPC], &[("grpc-status", odd)]), 502, "{odd:?}");
         }
         assert_eq!(judged(200, &[("content-type", "Application/GRPC; x=y")], &[]), 502, "there is no code");
+        assert_eq!(judged(200, &[GRPC], &[("grpc-status", "0"), ("grpc-status", "14")]), 502, "there are two codes");
     }
 
     #[test]
