@@ -223,6 +223,10 @@ impl Cluster {
 
     /// The node that is master of this slot, by what `node` says.
     pub(crate) fn master_of(&self, slot: u16, node: usize) -> usize {
+        self.owner(slot, node).unwrap_or_else(|| panic!("nobody has slot {slot}"))
+    }
+
+    fn owner(&self, slot: u16, node: usize) -> Option<usize> {
         let nodes = self.nodes[node].command(&["CLUSTER", "NODES"]);
         let is_of = |range: &str| {
             let (from, to) = range.split_once('-').unwrap_or((range, range));
@@ -231,9 +235,8 @@ impl Cluster {
         let line = nodes.lines().find(|line| {
             let words: Vec<&str> = line.split(' ').collect();
             words[2].contains("master") && !words[2].contains("fail") && words[8..].iter().any(|range| is_of(range))
-        });
-        let line = line.unwrap_or_else(|| panic!("nobody has slot {slot}: {nodes}"));
-        self.nodes.iter().position(|node| line.contains(&format!(":{}@", node.port))).expect("one of ours")
+        })?;
+        Some(self.nodes.iter().position(|node| line.contains(&format!(":{}@", node.port))).expect("one of ours"))
     }
 
     /// How often all nodes together answered with this error.
@@ -264,11 +267,27 @@ impl Cluster {
         while self.nodes[from].command(&["CLUSTER", "COUNTKEYSINSLOT", &number]) != "0" {
             self.move_keys(slot, from, to, |_| true);
         }
-        let id = self.id(to);
         for node in [to, from].into_iter().chain((0..self.nodes.len()).filter(|n| *n != to && *n != from)) {
-            // Replicas learn it from their masters.
-            let _ = self.nodes[node].command(&["CLUSTER", "SETSLOT", &number, "NODE", &id]);
+            self.assign(slot, to, node);
         }
+    }
+
+    /// Tells masters once more whose these slots are, where one has another opinion: a node that takes a slot in quick
+    /// succession to another's may not have heard of that one's epoch yet, and then gives the slot back to an older word.
+    /// `redis-cli --cluster fix` is for the same.
+    pub(crate) fn settle(&self, owned: impl Iterator<Item = (u16, usize)>) {
+        for (slot, to) in owned {
+            for node in [to, (to + 1) % 3, (to + 2) % 3] {
+                if self.owner(slot, node) != Some(to) {
+                    self.assign(slot, to, node);
+                }
+            }
+        }
+    }
+
+    fn assign(&self, slot: u16, to: usize, node: usize) {
+        // Replicas learn it from their masters.
+        let _ = self.nodes[node].command(&["CLUSTER", "SETSLOT", &slot.to_string(), "NODE", &self.id(to)]);
     }
 
     fn id(&self, node: usize) -> String {

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use onceproxy::record::LookReply;
 
 use super::*;
-use crate::support::{Request, Store as On, World, eventually, ms, within_deadline};
+use crate::support::{Request, Store as On, World, eventually, ms, pass, within_deadline};
 
 /// The slots in which there can be records, with a shard of each.
 fn slots(cluster: &Cluster) -> Vec<u16> {
@@ -41,7 +41,7 @@ async fn g3() {
             })
         })
         .collect();
-    for (slot, from, to) in moves {
+    for (done, (slot, from, to)) in moves.iter().copied().enumerate() {
         let cluster = world.cluster();
         cluster.begin_move(slot, from, to);
         cluster.move_keys(slot, from, to, |_| true);
@@ -50,6 +50,13 @@ async fn g3() {
             eventually("a client to be sent on", async || (cluster.errors("ASK") > 0).then_some(())).await;
         }
         cluster.end_move(slot, from, to);
+        if done % 8 == 7 {
+            cluster.settle(moves[..=done].iter().map(|(slot, _, to)| (*slot, *to)));
+        }
+    }
+    while senders.iter().any(|sender| !sender.is_finished()) {
+        world.cluster().settle(moves.iter().map(|(slot, _, to)| (*slot, *to)));
+        pass(ms(200)).await;
     }
     for sender in senders {
         sender.await.unwrap();
