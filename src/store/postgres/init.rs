@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use super::ask::{Limits, ask};
+use super::ask::Limits;
+use super::facts::{self, Facts};
 use super::link::{Endpoint, Link, Unconnected};
 use super::statements::Statements;
 use crate::config::store::Postgres;
@@ -61,8 +62,8 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
     let statements = Statements::new(prefix, PATIENCE.as_millis());
     let link = Link::new(std::sync::Arc::new(endpoint));
     let limits = Limits::new(PATIENCE, false);
-    let before = version(&link, &statements, limits).await?;
-    match Fit::of(before) {
+    let before = look(&link, &statements, limits).await?;
+    match before.fit() {
         newer @ (Fit::Newer(_) | Fit::Older(_)) => return Err(InitError::Schema(newer.complaint(prefix))),
         Fit::Right | Fit::Missing => {}
     }
@@ -70,14 +71,14 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
     // Several statements at once are one transaction: all of it is there, or nothing.
     let script = format!("SELECT pg_advisory_xact_lock({LOCK});\n{}", statements.init);
     connection.client.batch_execute(&script).await.map_err(|e| InitError::Failed(super::ask::text(&e)))?;
-    let after = version(&link, &statements, limits).await?;
-    if Fit::of(after) != Fit::Right {
-        return Err(InitError::Schema(Fit::of(after).complaint(prefix)));
+    let after = look(&link, &statements, limits).await?.fit();
+    if after != Fit::Right {
+        return Err(InitError::Schema(after.complaint(prefix)));
     }
     let address = format!("database {:?} at {}", config.database, link.endpoint().address());
-    let mut said = vec![match before {
-        None => format!("made the schema {prefix:?}, version {VERSION}, in {address}"),
-        Some(_) => format!("the schema {prefix:?}, version {VERSION}, is in {address}; nothing was changed"),
+    let mut said = vec![match before.fit() {
+        Fit::Missing => format!("made the schema {prefix:?}, version {VERSION}, in {address}"),
+        _ => format!("the schema {prefix:?}, version {VERSION}, is in {address}; nothing was changed"),
     }];
     said.push(
         "the user that the proxy logs in as needs no more than this (put its name in place of onceproxy):".into(),
@@ -86,15 +87,8 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
     Ok(said)
 }
 
-async fn version(link: &Link, statements: &Statements, limits: Limits) -> Result<Option<i32>, InitError> {
-    let said = |error: crate::store::StoreError| InitError::Failed(error.to_string());
-    let rows = ask(link, &statements.facts, &[], limits).await.map_err(said)?;
-    let has_schema = rows.first().is_some_and(|row| row.try_get("has_schema").unwrap_or(false));
-    if !has_schema {
-        return Ok(None);
-    }
-    let rows = ask(link, &statements.version, &[], limits).await.map_err(said)?;
-    Ok(rows.first().and_then(|row| row.try_get(0).ok()))
+async fn look(link: &Link, statements: &Statements, limits: Limits) -> Result<Facts, InitError> {
+    facts::see(statements, link, limits).await.map_err(|error| InitError::Failed(error.to_string()))
 }
 
 impl std::fmt::Display for Unconnected {

@@ -70,7 +70,6 @@ impl Statements {
                 .replace("{now}", now)
                 .replace("{schema}", &schema)
                 .replace("{channel}", prefix)
-                .replace("{meta}", &format!("{schema}.meta"))
                 .replace("{lock_timeout}", &lock_timeout.to_string())
         };
         let reading = |text: &str| with_body(text, &small);

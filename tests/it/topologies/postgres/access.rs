@@ -45,6 +45,41 @@ async fn the_user_of_the_documents_can_do_everything_and_no_more() {
 }
 
 #[tokio::test]
+async fn rights_that_are_taken_away_make_it_not_ready_until_they_are_back() {
+    let server = PostgresServer::start(&[]);
+    // Whoever comes through it is the same user to the server.
+    let mapped = format!("[databases]\n* = host=127.0.0.1 port={} user=lr", server.port());
+    let pooler = PgBouncer::before(&server, &mapped);
+    let config = prepared(backend(server.port())).await;
+    let schema = format!("\"{}\"", config.prefix);
+    let grants = format!(
+        "GRANT USAGE ON SCHEMA {schema} TO lr; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO lr"
+    );
+    server.sql(&format!("CREATE ROLE lr LOGIN; {grants}"));
+    for (user, port) in [("lr", server.port()), (ADMIN, pooler.port())] {
+        let postgres = Postgres { user: user.into(), ..backend(port) };
+        let process = Process::open(&StoreConfig { backend: Backend::Postgres(postgres), ..config.clone() });
+        process.becomes_ready().await;
+        for (taken, said) in [
+            (format!("INSERT, UPDATE ON {schema}.records"), "INSERT, UPDATE on records; `onceproxy store init`"),
+            (format!("DELETE ON {schema}.records"), "DELETE on records"),
+            (format!("UPDATE ON {schema}.sweep"), "UPDATE on sweep"),
+            (format!("SELECT ON {schema}.meta"), "SELECT on meta"),
+            (format!("USAGE ON SCHEMA {schema}"), "USAGE on the schema"),
+        ] {
+            server.sql(&format!("REVOKE {taken} FROM lr"));
+            // Nobody uses it: the look alone finds out.
+            process.becomes_unready(said).await;
+            let error = process.store.claim(&claim()).await.unwrap_err();
+            assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Refused, false), "{error}");
+            server.sql(&grants);
+            process.becomes_ready().await;
+        }
+        completed(&*process.store, &response(1)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_schema_that_is_missing_or_newer_makes_it_not_ready_until_it_is_there() {
     let server = PostgresServer::shared();
     let config = config_of(backend(server.port()));
