@@ -73,7 +73,23 @@ impl Facts {
 
     /// Whether the schema is there, and ours.
     pub(super) fn fit(&self) -> Fit {
-        Fit::of(self.format)
+        // Both are made in one transaction: what is there without the other lost it.
+        if self.is_empty() || self.has("records") { Fit::of(self.format) } else { Fit::WithoutRecords }
+    }
+
+    /// Whether nothing of the schema is there.
+    pub(super) fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// Whether the schema has this table.
+    pub(super) fn has(&self, table: &str) -> bool {
+        self.tables.iter().any(|name| name == table)
+    }
+
+    /// Whether the schema tells its version.
+    pub(super) fn has_version(&self) -> bool {
+        self.format.is_some()
     }
 
     /// Whether no pooler is in between: only then connections can listen.
@@ -131,6 +147,10 @@ impl Facts {
 mod tests {
     use super::*;
 
+    fn tables(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
     fn facts() -> Facts {
         let version = "15.1".to_owned();
         let synchronous_commit = "on".to_owned();
@@ -138,6 +158,7 @@ mod tests {
             version,
             number: 150_001,
             format: Some(1),
+            tables: tables(&["records", "sweep", "meta"]),
             schema: "once".into(),
             synchronous_commit,
             fsync: true,
@@ -154,6 +175,9 @@ mod tests {
             (Facts { read_only: true, ..facts() }, "read-only"),
             (Facts { format: None, ..facts() }, "onceproxy store init"),
             (Facts { format: Some(2), ..facts() }, "newer"),
+            (Facts { tables: Vec::new(), format: None, ..facts() }, "onceproxy store init"),
+            (Facts { tables: tables(&["sweep", "meta"]), ..facts() }, "may be elsewhere"),
+            (Facts { tables: tables(&["meta"]), format: None, ..facts() }, "may be elsewhere"),
             (Facts { lacks: vec!["UPDATE on records".into()], ..facts() }, "UPDATE on records"),
             (Facts { lacks: vec!["SELECT on meta".into()], format: None, ..facts() }, "SELECT on meta"),
         ] {

@@ -103,6 +103,43 @@ async fn a_schema_that_is_missing_or_newer_makes_it_not_ready_until_it_is_there(
     process.becomes_unready("run `onceproxy store init`").await;
 }
 
+#[tokio::test]
+async fn records_that_are_elsewhere_are_not_replaced_by_an_empty_table() {
+    let server = PostgresServer::shared();
+    let config = prepared(backend(server.port())).await;
+    let process = Process::open(&config);
+    process.becomes_ready().await;
+    let done = completed(&*process.store, &response(1)).await;
+    server.sql(&format!("ALTER TABLE \"{}\".records RENAME TO kept", config.prefix));
+    process.becomes_unready("the records may be elsewhere").await;
+    let report = process.store.inspect().await.unwrap().broken().unwrap();
+    assert!(report.contains("drop the whole schema to begin anew"), "{report}");
+    for emptied in ["DELETE FROM", "DROP TABLE"] {
+        let error = onceproxy::store::init(&config).await.unwrap_err().to_string();
+        assert!(error.contains("`records` is not") && error.contains("restore the table"), "{error}");
+        // Whatever else is gone too.
+        server.sql(&format!("{emptied} \"{}\".meta", config.prefix));
+    }
+    let error = onceproxy::store::init(&config).await.unwrap_err().to_string();
+    assert!(error.contains("the records may be elsewhere"), "{error}");
+    server.sql(&format!("ALTER TABLE \"{}\".kept RENAME TO records", config.prefix));
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("missing and put back: the table meta, the row of meta"), "{said:?}");
+    process.becomes_ready().await;
+    replay(&*process.store, &done).await;
+}
+
+#[tokio::test]
+async fn what_is_put_back_is_said() {
+    let server = PostgresServer::shared();
+    let config = prepared(backend(server.port())).await;
+    server.sql(&format!("DELETE FROM \"{0}\".sweep; DROP INDEX \"{0}\".records_ends", config.prefix));
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("missing and put back: the index records_ends, the row of sweep"), "{said:?}");
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("nothing was changed"), "{said:?}");
+}
+
 fn command(words: &[&str]) -> (Option<i32>, String, String) {
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_onceproxy"));
     let output = command.args(words).env_clear().output().unwrap();
