@@ -74,7 +74,11 @@ impl Facts {
     /// Whether the schema is there, and ours.
     pub(super) fn fit(&self) -> Fit {
         // Both are made in one transaction: what is there without the other lost it.
-        if self.is_empty() || self.has("records") { Fit::of(self.format) } else { Fit::WithoutRecords }
+        match Fit::of(self.format) {
+            _ if !self.is_empty() && !self.has("records") => Fit::WithoutRecords,
+            Fit::Right if !self.has("sweep") => Fit::WithoutSweep,
+            fit => fit,
+        }
     }
 
     /// Whether nothing of the schema is there.
@@ -176,6 +180,7 @@ mod tests {
             (Facts { format: None, ..facts() }, "onceproxy store init"),
             (Facts { format: Some(2), ..facts() }, "newer"),
             (Facts { tables: Vec::new(), format: None, ..facts() }, "onceproxy store init"),
+            (Facts { tables: tables(&["records", "meta"]), ..facts() }, "table `sweep` is not"),
             (Facts { tables: tables(&["sweep", "meta"]), ..facts() }, "may be elsewhere"),
             (Facts { tables: tables(&["meta"]), format: None, ..facts() }, "may be elsewhere"),
             (Facts { lacks: vec!["UPDATE on records".into()], ..facts() }, "UPDATE on records"),

@@ -25,6 +25,8 @@ pub(super) enum Fit {
     Missing,
     /// It has no table of records, although the rest, or some of it, is there.
     WithoutRecords,
+    /// The table by which one process sweeps is missing, and nothing else.
+    WithoutSweep,
     /// It was made by a program of a later version.
     Newer(i32),
     /// It was made by a program of an earlier version.
@@ -51,6 +53,9 @@ impl Fit {
                 "the schema {schema:?} is in this database, but its table `records` is not: the records may be elsewhere, and \
                  with an empty table every key would run again; restore the table, or drop the whole schema to begin anew"
             ),
+            Fit::WithoutSweep => format!(
+                "the schema {schema:?} is in this database, but its table `sweep` is not: run `onceproxy store init`"
+            ),
             Fit::Older(version) => {
                 format!("the schema {schema:?} has version {version}, {VERSION} is needed: run `onceproxy store init`")
             }
@@ -73,7 +78,7 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
         unfit @ (Fit::WithoutRecords | Fit::Newer(_) | Fit::Older(_)) => {
             return Err(InitError::Schema(unfit.complaint(prefix)));
         }
-        Fit::Right | Fit::Missing => {}
+        Fit::Right | Fit::Missing | Fit::WithoutSweep => {}
     }
     let there = parts(&before, &link, &statements, limits).await?;
     let connection = link.connection().await.map_err(|why| InitError::Failed(why.to_string()))?;

@@ -18,7 +18,7 @@ SELECT current_setting('server_version') AS version,
         UNION ALL
         (SELECT string_agg(needed.privilege, ', ' ORDER BY needed.place) || ' on ' || c.relname
         FROM pg_class c, unnest(CASE c.relname WHEN 'records' THEN ARRAY['SELECT', 'INSERT', 'UPDATE', 'DELETE']
-            WHEN 'sweep' THEN ARRAY['SELECT', 'UPDATE'] ELSE ARRAY['SELECT'] END)
+            WHEN 'sweep' THEN ARRAY['SELECT', 'INSERT', 'UPDATE'] ELSE ARRAY['SELECT'] END)
             WITH ORDINALITY AS needed (privilege, place)
         WHERE c.relnamespace = n.oid AND c.relname IN ('records', 'sweep', 'meta')
             AND NOT has_table_privilege(c.oid, needed.privilege)

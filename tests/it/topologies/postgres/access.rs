@@ -63,7 +63,7 @@ async fn rights_that_are_taken_away_make_it_not_ready_until_they_are_back() {
         for (taken, said) in [
             (format!("INSERT, UPDATE ON {schema}.records"), "INSERT, UPDATE on records; `onceproxy store init`"),
             (format!("DELETE ON {schema}.records"), "DELETE on records"),
-            (format!("UPDATE ON {schema}.sweep"), "UPDATE on sweep"),
+            (format!("INSERT, UPDATE ON {schema}.sweep"), "INSERT, UPDATE on sweep"),
             (format!("SELECT ON {schema}.meta"), "SELECT on meta"),
             (format!("USAGE ON SCHEMA {schema}"), "USAGE on the schema"),
         ] {
@@ -127,6 +127,21 @@ async fn records_that_are_elsewhere_are_not_replaced_by_an_empty_table() {
     assert!(said[0].ends_with("missing and put back: the table meta, the row of meta"), "{said:?}");
     process.becomes_ready().await;
     replay(&*process.store, &done).await;
+}
+
+#[tokio::test]
+async fn the_sweep_goes_on_when_its_row_is_lost_and_a_lost_table_is_told() {
+    let server = PostgresServer::shared();
+    let config = prepared(backend(server.port())).await;
+    server.sql(&format!("DELETE FROM \"{}\".sweep", config.prefix));
+    let process = Process::open(&config);
+    contract::sweep(&*process.store, &process.metrics).await;
+    assert_eq!(server.sql(&format!("SELECT count(*) FROM \"{}\".sweep", config.prefix)), "1");
+    server.sql(&format!("DROP TABLE \"{}\".sweep", config.prefix));
+    process.becomes_unready("its table `sweep` is not").await;
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("missing and put back: the table sweep, the row of sweep"), "{said:?}");
+    process.becomes_ready().await;
 }
 
 #[tokio::test]
