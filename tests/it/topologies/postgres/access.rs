@@ -182,6 +182,15 @@ fn the_command_prepares_and_the_other_command_then_finds_nothing_wrong() {
     assert!(code == Some(0) && page.contains("needs no preparation"), "{page}");
 }
 
+#[test]
+fn an_option_that_is_given_twice_is_refused() {
+    for twice in ["disable&sslmode=require", "require&sslmode=require"] {
+        let url = format!("postgres://once@127.0.0.1:1/once?sslmode={twice}");
+        let (code, _, said) = command(&["store", "check", "--store", &url, "--wait", "0"]);
+        assert!(code == Some(2) && said.contains("sslmode is given twice"), "{code:?} {said}");
+    }
+}
+
 #[tokio::test]
 async fn two_that_prepare_at_once_do_not_disturb_each_other() {
     let config = config_of(backend(PostgresServer::shared().port()));
