@@ -42,8 +42,13 @@ pub(super) fn parse(rest: &str) -> Result<Postgres, Wrong> {
     };
     let database = percent_decode(path).filter(|name| !name.is_empty() && !name.contains(['/', '\0']));
     let database = database.ok_or_else(|| wrong("the URL names no database", RIGHT))?;
-    let sslmode =
-        query.split('&').filter(|part| !part.is_empty()).try_fold(SslMode::Disable, |_, part| option(part))?;
+    let mut sslmode = None;
+    for part in query.split('&').filter(|part| !part.is_empty()) {
+        if sslmode.replace(option(part)?).is_some() {
+            return Err(wrong("sslmode is given twice", "write it once"));
+        }
+    }
+    let sslmode = sslmode.unwrap_or(SslMode::Disable);
     Ok(Postgres { host, port, database, user, password, sslmode, ca_file: None, client: None })
 }
 

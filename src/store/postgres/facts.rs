@@ -5,7 +5,7 @@
 use tokio_postgres::Row;
 
 use super::ask::{Limits, ask};
-use super::init;
+use super::init::Fit;
 use super::link::Link;
 use super::row::odd_answer;
 use super::statements::Statements;
@@ -25,7 +25,14 @@ pub(super) struct Facts {
     standbys: String,
     fsync: bool,
     direct: bool,
-    has_schema: bool,
+    /// Who this process is to the server.
+    role: String,
+    /// Those of the schema's tables that are there.
+    tables: Vec<String>,
+    /// Whether this user may ask the schema for its version, and there is one to ask.
+    tells_version: bool,
+    /// The rights that are needed and missing: `INSERT, UPDATE on records`.
+    lacks: Vec<String>,
     /// The schema's version; `None` when it does not say.
     format: Option<i32>,
     /// The schema's name.
@@ -38,7 +45,7 @@ pub(super) async fn see(statements: &Statements, link: &Link, limits: Limits) ->
     let [row] = rows.as_slice() else { return Err(odd_answer(None)) };
     let mut facts = Facts::read(row).map_err(|e| odd_answer(Some(e)))?;
     facts.schema.clone_from(&statements.schema);
-    if facts.has_schema {
+    if facts.tells_version {
         let rows = ask(link, &statements.version, &[], limits).await?;
         facts.format = rows.first().and_then(|row| row.try_get(0).ok());
     }
@@ -56,9 +63,37 @@ impl Facts {
             standbys: row.try_get("standbys")?,
             fsync: row.try_get("fsync")?,
             direct: row.try_get("direct")?,
-            has_schema: row.try_get("has_schema")?,
+            role: row.try_get("role")?,
+            tables: row.try_get("tables")?,
+            tells_version: row.try_get("tells_version")?,
+            lacks: row.try_get("lacks")?,
             ..Facts::default()
         })
+    }
+
+    /// Whether the schema is there, and ours.
+    pub(super) fn fit(&self) -> Fit {
+        // Both are made in one transaction: what is there without the other lost it.
+        match Fit::of(self.format) {
+            _ if !self.is_empty() && !self.has("records") => Fit::WithoutRecords,
+            Fit::Right if !self.has("sweep") => Fit::WithoutSweep,
+            fit => fit,
+        }
+    }
+
+    /// Whether nothing of the schema is there.
+    pub(super) fn is_empty(&self) -> bool {
+        self.tables.is_empty()
+    }
+
+    /// Whether the schema has this table.
+    pub(super) fn has(&self, table: &str) -> bool {
+        self.tables.iter().any(|name| name == table)
+    }
+
+    /// Whether the schema tells its version.
+    pub(super) fn has_version(&self) -> bool {
+        self.format.is_some()
     }
 
     /// Whether no pooler is in between: only then connections can listen.
@@ -91,9 +126,19 @@ impl Facts {
         } else if self.read_only {
             report.breaks("this Postgres is read-only (default_transaction_read_only)");
         }
-        match init::Fit::of(self.format.filter(|_| self.has_schema)) {
-            init::Fit::Right => {}
+        match self.fit() {
+            Fit::Right => {}
+            // It may be there: this user is not told, and is told below what for.
+            Fit::Missing if !self.lacks.is_empty() => {}
             fit => report.breaks(fit.complaint(&self.schema)),
+        }
+        if !self.lacks.is_empty() {
+            report.breaks(format!(
+                "the user {:?} lacks rights in the schema {:?}: {}; `onceproxy store init` prints the GRANT lines",
+                self.role,
+                self.schema,
+                self.lacks.join("; ")
+            ));
         }
         if !self.fsync {
             report.weakens("fsync is off: a power loss can forget every record, and their keys run again; turn it on");
@@ -106,14 +151,18 @@ impl Facts {
 mod tests {
     use super::*;
 
+    fn tables(names: &[&str]) -> Vec<String> {
+        names.iter().map(|&name| name.to_owned()).collect()
+    }
+
     fn facts() -> Facts {
         let version = "15.1".to_owned();
         let synchronous_commit = "on".to_owned();
         Facts {
             version,
             number: 150_001,
-            has_schema: true,
             format: Some(1),
+            tables: tables(&["records", "sweep", "meta"]),
             schema: "once".into(),
             synchronous_commit,
             fsync: true,
@@ -128,9 +177,14 @@ mod tests {
             (Facts { number: 120_009, ..facts() }, "too old"),
             (Facts { standby: true, read_only: true, ..facts() }, "standby"),
             (Facts { read_only: true, ..facts() }, "read-only"),
-            (Facts { has_schema: false, format: None, ..facts() }, "onceproxy store init"),
             (Facts { format: None, ..facts() }, "onceproxy store init"),
             (Facts { format: Some(2), ..facts() }, "newer"),
+            (Facts { tables: Vec::new(), format: None, ..facts() }, "onceproxy store init"),
+            (Facts { tables: tables(&["records", "meta"]), ..facts() }, "table `sweep` is not"),
+            (Facts { tables: tables(&["sweep", "meta"]), ..facts() }, "may be elsewhere"),
+            (Facts { tables: tables(&["meta"]), format: None, ..facts() }, "may be elsewhere"),
+            (Facts { lacks: vec!["UPDATE on records".into()], ..facts() }, "UPDATE on records"),
+            (Facts { lacks: vec!["SELECT on meta".into()], format: None, ..facts() }, "SELECT on meta"),
         ] {
             let said = unfit.report().broken().unwrap();
             assert!(said.contains(reason), "{said}");

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use super::ask::{Limits, ask};
+use super::facts::{self, Facts};
 use super::link::{Endpoint, Link, Unconnected};
 use super::statements::Statements;
 use crate::config::store::Postgres;
@@ -22,6 +23,10 @@ pub(super) enum Fit {
     Right,
     /// There is none, or it is not complete.
     Missing,
+    /// It has no table of records, although the rest, or some of it, is there.
+    WithoutRecords,
+    /// The table by which one process sweeps is missing, and nothing else.
+    WithoutSweep,
     /// It was made by a program of a later version.
     Newer(i32),
     /// It was made by a program of an earlier version.
@@ -44,6 +49,13 @@ impl Fit {
         match self {
             Fit::Right => String::new(),
             Fit::Missing => format!("the schema {schema:?} is not in this database: run `onceproxy store init`"),
+            Fit::WithoutRecords => format!(
+                "the schema {schema:?} is in this database, but its table `records` is not: the records may be elsewhere, and \
+                 with an empty table every key would run again; restore the table, or drop the whole schema to begin anew"
+            ),
+            Fit::WithoutSweep => format!(
+                "the schema {schema:?} is in this database, but its table `sweep` is not: run `onceproxy store init`"
+            ),
             Fit::Older(version) => {
                 format!("the schema {schema:?} has version {version}, {VERSION} is needed: run `onceproxy store init`")
             }
@@ -61,23 +73,30 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
     let statements = Statements::new(prefix, PATIENCE.as_millis());
     let link = Link::new(std::sync::Arc::new(endpoint));
     let limits = Limits::new(PATIENCE, false);
-    let before = version(&link, &statements, limits).await?;
-    match Fit::of(before) {
-        newer @ (Fit::Newer(_) | Fit::Older(_)) => return Err(InitError::Schema(newer.complaint(prefix))),
-        Fit::Right | Fit::Missing => {}
+    let before = look(&link, &statements, limits).await?;
+    match before.fit() {
+        unfit @ (Fit::WithoutRecords | Fit::Newer(_) | Fit::Older(_)) => {
+            return Err(InitError::Schema(unfit.complaint(prefix)));
+        }
+        Fit::Right | Fit::Missing | Fit::WithoutSweep => {}
     }
+    let there = parts(&before, &link, &statements, limits).await?;
     let connection = link.connection().await.map_err(|why| InitError::Failed(why.to_string()))?;
     // Several statements at once are one transaction: all of it is there, or nothing.
     let script = format!("SELECT pg_advisory_xact_lock({LOCK});\n{}", statements.init);
     connection.client.batch_execute(&script).await.map_err(|e| InitError::Failed(super::ask::text(&e)))?;
-    let after = version(&link, &statements, limits).await?;
-    if Fit::of(after) != Fit::Right {
-        return Err(InitError::Schema(Fit::of(after).complaint(prefix)));
+    let after = look(&link, &statements, limits).await?;
+    if after.fit() != Fit::Right {
+        return Err(InitError::Schema(after.fit().complaint(prefix)));
     }
     let address = format!("database {:?} at {}", config.database, link.endpoint().address());
-    let mut said = vec![match before {
-        None => format!("made the schema {prefix:?}, version {VERSION}, in {address}"),
-        Some(_) => format!("the schema {prefix:?}, version {VERSION}, is in {address}; nothing was changed"),
+    let mut put_back = parts(&after, &link, &statements, limits).await?;
+    put_back.retain(|part| !there.contains(part));
+    let put_back = put_back.join(", ");
+    let mut said = vec![match put_back.as_str() {
+        _ if before.is_empty() => format!("made the schema {prefix:?}, version {VERSION}, in {address}"),
+        "" => format!("the schema {prefix:?}, version {VERSION}, is in {address}; nothing was changed"),
+        missed => format!("the schema {prefix:?}, version {VERSION}, is in {address}; missing and put back: {missed}"),
     }];
     said.push(
         "the user that the proxy logs in as needs no more than this (put its name in place of onceproxy):".into(),
@@ -86,15 +105,22 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
     Ok(said)
 }
 
-async fn version(link: &Link, statements: &Statements, limits: Limits) -> Result<Option<i32>, InitError> {
+async fn look(link: &Link, statements: &Statements, limits: Limits) -> Result<Facts, InitError> {
+    facts::see(statements, link, limits).await.map_err(|error| InitError::Failed(error.to_string()))
+}
+
+/// All that the schema consists of, as far as it is there.
+async fn parts(facts: &Facts, link: &Link, statements: &Statements, limits: Limits) -> Result<Vec<String>, InitError> {
     let said = |error: crate::store::StoreError| InitError::Failed(error.to_string());
-    let rows = ask(link, &statements.facts, &[], limits).await.map_err(said)?;
-    let has_schema = rows.first().is_some_and(|row| row.try_get("has_schema").unwrap_or(false));
-    if !has_schema {
-        return Ok(None);
+    let rows = ask(link, &statements.parts, &[], limits).await.map_err(said)?;
+    let mut parts: Vec<String> = rows.iter().filter_map(|row| row.try_get(0).ok()).collect();
+    if facts.has("sweep") && !ask(link, &statements.counts, &[], limits).await.map_err(said)?.is_empty() {
+        parts.push("the row of sweep".to_owned());
     }
-    let rows = ask(link, &statements.version, &[], limits).await.map_err(said)?;
-    Ok(rows.first().and_then(|row| row.try_get(0).ok()))
+    if facts.has_version() {
+        parts.push("the row of meta".to_owned());
+    }
+    Ok(parts)
 }
 
 impl std::fmt::Display for Unconnected {

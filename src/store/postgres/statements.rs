@@ -38,6 +38,7 @@ pub(super) struct Statements {
     pub(super) counts: String,
     pub(super) facts: String,
     pub(super) version: String,
+    pub(super) parts: String,
     pub(super) listen: String,
     /// Makes all that the others need.
     pub(super) init: String,
@@ -70,7 +71,6 @@ impl Statements {
                 .replace("{now}", now)
                 .replace("{schema}", &schema)
                 .replace("{channel}", prefix)
-                .replace("{meta}", &format!("{schema}.meta"))
                 .replace("{lock_timeout}", &lock_timeout.to_string())
         };
         let reading = |text: &str| with_body(text, &small);
@@ -95,6 +95,7 @@ impl Statements {
             counts: reading(include_str!("sql/counts.sql")),
             facts: reading(include_str!("sql/facts.sql")),
             version: reading(include_str!("sql/version.sql")),
+            parts: reading(include_str!("sql/parts.sql")),
             listen: format!("LISTEN {schema}"),
             init: include_str!("schema.sql").replace("{schema}", &schema),
             grants: [

@@ -63,10 +63,13 @@ impl Sweep<'_> {
         let statements = &self.shared.statements;
         let lease = millis(SWEEPER_LEASE);
         let asked: [Param<'_>; 2] = [(&self.name, Type::UUID), (&lease, Type::INT8)];
-        let is_sweeper = !self.ask(&statements.sweeper, &asked).await?.is_empty();
-        if !is_sweeper {
+        let taken = self.ask(&statements.sweeper, &asked).await?;
+        let Some(taken) = taken.first() else {
             self.show(&self.ask(&statements.counts, &[]).await?)?;
             return Ok(false);
+        };
+        if taken.try_get("put_back").map_err(|e| odd_answer(Some(e)))? {
+            warn!("the row by which one process sweeps was missing and was put back");
         }
         for _ in 0..BATCHES_A_ROUND {
             if self.lapse().await? < BATCH {

@@ -45,6 +45,41 @@ async fn the_user_of_the_documents_can_do_everything_and_no_more() {
 }
 
 #[tokio::test]
+async fn rights_that_are_taken_away_make_it_not_ready_until_they_are_back() {
+    let server = PostgresServer::start(&[]);
+    // Whoever comes through it is the same user to the server.
+    let mapped = format!("[databases]\n* = host=127.0.0.1 port={} user=lr", server.port());
+    let pooler = PgBouncer::before(&server, &mapped);
+    let config = prepared(backend(server.port())).await;
+    let schema = format!("\"{}\"", config.prefix);
+    let grants = format!(
+        "GRANT USAGE ON SCHEMA {schema} TO lr; GRANT SELECT, INSERT, UPDATE, DELETE ON ALL TABLES IN SCHEMA {schema} TO lr"
+    );
+    server.sql(&format!("CREATE ROLE lr LOGIN; {grants}"));
+    for (user, port) in [("lr", server.port()), (ADMIN, pooler.port())] {
+        let postgres = Postgres { user: user.into(), ..backend(port) };
+        let process = Process::open(&StoreConfig { backend: Backend::Postgres(postgres), ..config.clone() });
+        process.becomes_ready().await;
+        for (taken, said) in [
+            (format!("INSERT, UPDATE ON {schema}.records"), "INSERT, UPDATE on records; `onceproxy store init`"),
+            (format!("DELETE ON {schema}.records"), "DELETE on records"),
+            (format!("INSERT, UPDATE ON {schema}.sweep"), "INSERT, UPDATE on sweep"),
+            (format!("SELECT ON {schema}.meta"), "SELECT on meta"),
+            (format!("USAGE ON SCHEMA {schema}"), "USAGE on the schema"),
+        ] {
+            server.sql(&format!("REVOKE {taken} FROM lr"));
+            // Nobody uses it: the look alone finds out.
+            process.becomes_unready(said).await;
+            let error = process.store.claim(&claim()).await.unwrap_err();
+            assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Refused, false), "{error}");
+            server.sql(&grants);
+            process.becomes_ready().await;
+        }
+        completed(&*process.store, &response(1)).await;
+    }
+}
+
+#[tokio::test]
 async fn a_schema_that_is_missing_or_newer_makes_it_not_ready_until_it_is_there() {
     let server = PostgresServer::shared();
     let config = config_of(backend(server.port()));
@@ -66,6 +101,58 @@ async fn a_schema_that_is_missing_or_newer_makes_it_not_ready_until_it_is_there(
     assert!(error.to_string().contains("newer"), "{error}");
     server.sql(&format!("DROP SCHEMA \"{}\" CASCADE", config.prefix));
     process.becomes_unready("run `onceproxy store init`").await;
+}
+
+#[tokio::test]
+async fn records_that_are_elsewhere_are_not_replaced_by_an_empty_table() {
+    let server = PostgresServer::shared();
+    let config = prepared(backend(server.port())).await;
+    let process = Process::open(&config);
+    process.becomes_ready().await;
+    let done = completed(&*process.store, &response(1)).await;
+    server.sql(&format!("ALTER TABLE \"{}\".records RENAME TO kept", config.prefix));
+    process.becomes_unready("the records may be elsewhere").await;
+    let report = process.store.inspect().await.unwrap().broken().unwrap();
+    assert!(report.contains("drop the whole schema to begin anew"), "{report}");
+    for emptied in ["DELETE FROM", "DROP TABLE"] {
+        let error = onceproxy::store::init(&config).await.unwrap_err().to_string();
+        assert!(error.contains("`records` is not") && error.contains("restore the table"), "{error}");
+        // Whatever else is gone too.
+        server.sql(&format!("{emptied} \"{}\".meta", config.prefix));
+    }
+    let error = onceproxy::store::init(&config).await.unwrap_err().to_string();
+    assert!(error.contains("the records may be elsewhere"), "{error}");
+    server.sql(&format!("ALTER TABLE \"{}\".kept RENAME TO records", config.prefix));
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("missing and put back: the table meta, the row of meta"), "{said:?}");
+    process.becomes_ready().await;
+    replay(&*process.store, &done).await;
+}
+
+#[tokio::test]
+async fn the_sweep_goes_on_when_its_row_is_lost_and_a_lost_table_is_told() {
+    let server = PostgresServer::shared();
+    let config = prepared(backend(server.port())).await;
+    server.sql(&format!("DELETE FROM \"{}\".sweep", config.prefix));
+    let process = Process::open(&config);
+    contract::sweep(&*process.store, &process.metrics).await;
+    assert_eq!(server.sql(&format!("SELECT count(*) FROM \"{}\".sweep", config.prefix)), "1");
+    server.sql(&format!("DROP TABLE \"{}\".sweep", config.prefix));
+    process.becomes_unready("its table `sweep` is not").await;
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("missing and put back: the table sweep, the row of sweep"), "{said:?}");
+    process.becomes_ready().await;
+}
+
+#[tokio::test]
+async fn what_is_put_back_is_said() {
+    let server = PostgresServer::shared();
+    let config = prepared(backend(server.port())).await;
+    server.sql(&format!("DELETE FROM \"{0}\".sweep; DROP INDEX \"{0}\".records_ends", config.prefix));
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("missing and put back: the index records_ends, the row of sweep"), "{said:?}");
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("nothing was changed"), "{said:?}");
 }
 
 fn command(words: &[&str]) -> (Option<i32>, String, String) {
@@ -93,6 +180,15 @@ fn the_command_prepares_and_the_other_command_then_finds_nothing_wrong() {
     assert!(code == Some(1) && said.contains("cannot be reached") && !said.contains("s3cr3t"), "{said}");
     let (code, page, _) = command(&["store", "init", "--store", "memory:"]);
     assert!(code == Some(0) && page.contains("needs no preparation"), "{page}");
+}
+
+#[test]
+fn an_option_that_is_given_twice_is_refused() {
+    for twice in ["disable&sslmode=require", "require&sslmode=require"] {
+        let url = format!("postgres://once@127.0.0.1:1/once?sslmode={twice}");
+        let (code, _, said) = command(&["store", "check", "--store", &url, "--wait", "0"]);
+        assert!(code == Some(2) && said.contains("sslmode is given twice"), "{code:?} {said}");
+    }
 }
 
 #[tokio::test]
