@@ -43,6 +43,7 @@ fn messages(mut rest: &[u8]) -> (u64, bool) {
         }
         let Some((head, after)) = split(rest, b"\r\n\r\n") else { return (heads, false) };
         heads += 1;
+        let connects = head.starts_with(b"CONNECT ");
         let fields = lines(head).skip(1).filter_map(|line| line.split_once(':'));
         let named = |wanted: &str| -> Vec<String> {
             let values = fields.clone().filter(|(name, _)| name.eq_ignore_ascii_case(wanted));
@@ -61,7 +62,11 @@ fn messages(mut rest: &[u8]) -> (u64, bool) {
             }
             (None, None) => Some(after),
         };
-        let Some(after) = body else { return (heads, false) };
+        let Some(after) = body.filter(|_| !connects) else {
+            // What follows CONNECT is no message, and it may have no body.
+            assert!(!connects || (codings.is_empty() && lengths.iter().all(|length| length.parse() == Ok(0))));
+            return (heads, false);
+        };
         rest = after;
     }
 }
@@ -143,8 +148,17 @@ fn one_addressee(request: &Request<()>) {
     if let Some(host) = &host {
         assert!(!host.contains(|c: char| c.is_whitespace() || c.is_control() || "@/,?#\\\"<>".contains(c)), "{host:?}");
     }
-    assert_ne!(request.method(), Method::CONNECT);
     match uri.authority() {
+        Some(authority) if request.method() == Method::CONNECT => {
+            assert!(authority.port_u16() != Some(0) && uri.scheme().is_none() && uri.path_and_query().is_none());
+            assert!(authority.as_str().contains(':') && !authority.as_str().contains('@'));
+            let named = authority.as_str().to_ascii_lowercase();
+            let is_named = |host: String| {
+                host == named
+                    || named.rsplit_once(':').is_some_and(|(name, _)| host.strip_suffix(':').unwrap_or(&host) == name)
+            };
+            assert!(host.is_none_or(is_named), "{authority} is not the Host");
+        }
         None => assert!(uri.path().starts_with('/') || (uri.path() == "*" && request.method() == Method::OPTIONS)),
         Some(authority) => {
             let port = if uri.scheme_str() == Some("https") { ":443" } else { ":80" };

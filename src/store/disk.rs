@@ -236,11 +236,13 @@ impl Disk {
         let by = Arc::clone(&running);
         let turn = running.reads.add(move |view: &View| {
             // The clock after the state: what was committed is never younger than what is concluded from it.
-            drop(reply.send(by.conclude(read(view, by.clock.now()))));
+            let result = by.conclude(read(view, by.clock.now()));
+            Box::new(move || drop(reply.send(result)))
         });
         if let Some(turn) = turn {
-            let running = Arc::clone(&running);
-            drop(tokio::task::spawn_blocking(move || turn.serve(|| running.look())));
+            // Each read holds the folder until it is done, and the thread does not: it may last a moment longer.
+            let running = Arc::downgrade(&running);
+            drop(tokio::task::spawn_blocking(move || turn.serve(|| running.upgrade()?.look())));
         }
         let result = self.0.bounded(false, async { Ok(answer.await) }).await?;
         result.unwrap_or_else(|_| Err(running.unread()))

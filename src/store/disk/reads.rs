@@ -10,7 +10,9 @@ const THREADS: usize = 4;
 // Reads that share a look, at most: bounds how long the last of them waits for the first.
 const SHARED: usize = 32;
 
-type Read<T> = Box<dyn FnOnce(&T) + Send>;
+type Read<T> = Box<dyn FnOnce(&T) -> Settle + Send>;
+/// Answers the caller of a read, when what was looked at is let go.
+pub(super) type Settle = Box<dyn FnOnce() + Send>;
 
 /// Reads that no thread has taken yet. `T` is what is looked at.
 pub(super) struct Reads<T>(Mutex<Waiting<T>>);
@@ -29,7 +31,7 @@ impl<T> Default for Reads<T> {
 impl<T> Reads<T> {
     /// Adds a read. If there are few threads, the caller must start another one that [serves](Turn::serve) until none
     /// is left.
-    pub(super) fn add(self: &Arc<Reads<T>>, read: impl FnOnce(&T) + Send + 'static) -> Option<Turn<T>> {
+    pub(super) fn add(self: &Arc<Reads<T>>, read: impl FnOnce(&T) -> Settle + Send + 'static) -> Option<Turn<T>> {
         self.with(|waiting| {
             waiting.reads.push(Box::new(read));
             let is_wanted = waiting.threads < THREADS;
@@ -59,7 +61,8 @@ pub(super) struct Turn<T>(Option<Arc<Reads<T>>>);
 
 impl<T> Turn<T> {
     /// Reads until nothing is left. `look` is called after the reads that share it were asked for, so that none of them
-    /// misses what had been committed by then; without a look they are dropped.
+    /// misses what had been committed by then; without a look they are dropped. Nobody is answered before the look is
+    /// over, so that a store whose last caller has its answer can be closed.
     pub(super) fn serve(mut self, look: impl Fn() -> Option<T>) {
         while let Some(reads) = &self.0 {
             let taken = reads.take();
@@ -67,7 +70,9 @@ impl<T> Turn<T> {
                 // Counted as gone already, under the lock that found nothing to do.
                 self.0 = None;
             } else if let Some(view) = look() {
-                taken.into_iter().for_each(|read| read(&view));
+                let settles: Vec<Settle> = taken.into_iter().map(|read| read(&view)).collect();
+                drop(view);
+                settles.into_iter().for_each(|settle| settle());
             }
         }
     }
@@ -97,7 +102,10 @@ mod tests {
         let seen = Arc::new(Mutex::new(Vec::new()));
         let add = |reads: &Arc<Reads<usize>>| {
             let seen = Arc::clone(&seen);
-            reads.add(move |look| seen.lock().unwrap().push(*look))
+            reads.add(move |look| {
+                let look = *look;
+                Box::new(move || seen.lock().unwrap().push(look))
+            })
         };
         let turn = add(&reads).expect("the first read needs a thread");
         let mut others: Vec<_> = (1..40).map(|_| add(&reads)).collect();
@@ -112,10 +120,22 @@ mod tests {
     }
 
     #[test]
+    fn the_look_is_over_before_anyone_is_answered() {
+        let (reads, state) = (Arc::new(Reads::default()), Arc::new(()));
+        let looked_at = Arc::clone(&state);
+        let answer = Arc::new(Mutex::new(None));
+        let told = Arc::clone(&answer);
+        let turn =
+            reads.add(move |_: &Arc<()>| Box::new(move || *told.lock().unwrap() = Some(Arc::strong_count(&looked_at))));
+        turn.unwrap().serve(|| Some(Arc::clone(&state)));
+        assert_eq!(*answer.lock().unwrap(), Some(2), "the test's two, and no look");
+    }
+
+    #[test]
     fn a_turn_that_is_lost_or_panics_makes_room_for_another() {
         let reads = Arc::new(Reads::<()>::default());
         for _ in 0..2 * THREADS {
-            drop(reads.add(|()| {}).expect("the last one was dropped"));
+            drop(reads.add(|()| Box::new(|| {})).expect("the last one was dropped"));
             assert!(reads.with(|waiting| waiting.reads.is_empty()), "a read without a thread would wait for ever");
             let turn = reads.add(|()| panic!("as the test wishes")).expect("the last one was dropped");
             let served = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| turn.serve(|| Some(()))));
