@@ -12,6 +12,7 @@ import signal
 import socket
 import stat
 import subprocess
+import time
 import threading
 import tomllib
 
@@ -171,7 +172,10 @@ def test_the_binary_runs_in_the_image(root):
             upstream.count = 0
             proxy = Running([*image.entrypoint, *image.command], **inside)
             try:
-                assert subprocess.run(image.health, **inside, stdout=subprocess.DEVNULL).returncode == 0
+                # It listens before it has tried its store.
+                end = time.monotonic() + 30
+                while subprocess.run(image.health, **inside, capture_output=True).returncode != 0:
+                    assert time.monotonic() < end, "".join(proxy.log)
                 for _ in range(2):
                     status, body = proxy.ask("proxy", "/", "{}", **{"Idempotency-Key": name})
                     assert (status, body) == (201, "first"), "".join(proxy.log)
