@@ -190,7 +190,9 @@ def sizes(world):
     for store in ["memory:", f"disk:{world.folder}/started", f"redis://127.0.0.1:{world.redis.port}"]:
         kind, times = store.partition(":")[0], []
         for number in range(5):
-            proxy = servers.onceproxy(f"start-{kind}-{number}", world.folder, world.binary, store, world.upstream.port)
+            proxy = servers.onceproxy(
+                f"start-{kind}-{number}", world.folder, world.binary, store, world.upstream.port, tried=False
+            )
             first_answer(proxy, f"start-{kind}-{number}")
             times.append(time.monotonic() - proxy.started)
             idle = proxy.resident_mib()

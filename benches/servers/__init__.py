@@ -1,5 +1,6 @@
 """The servers of a benchmark: each is a process of ours, on a free loopback port, ended by its id."""
 
+import http.client
 import os
 import pathlib
 import signal
@@ -220,12 +221,30 @@ def redis(folder):
     return Server("redis", [*command, "--maxmemory-policy", "noeviction"], port, folder).wait_until_listening()
 
 
-def onceproxy(name, folder, binary, store, upstream_port):
-    """The product, with all settings at their defaults but the addresses."""
+def onceproxy(name, folder, binary, store, upstream_port, tried=True):
+    """The product, with all settings at their defaults but the addresses; `tried` waits until it has tried its store."""
     port, admin_port = free_port(), free_port()
     env = {key: value for key, value in os.environ.items() if not key.startswith("ONCEPROXY_")}
     upstream_url = f"http://127.0.0.1:{upstream_port}"
     command = [binary, "serve", "--listen", f"127.0.0.1:{port}", "--admin-listen", f"127.0.0.1:{admin_port}"]
     server = Server(name, [*command, "--store", store, "--upstream", upstream_url], port, folder, env)
     server.admin_port = admin_port
-    return server.wait_until_listening()
+    server.wait_until_listening()
+    # It listens before that, and the trial must not count as load.
+    end = time.monotonic() + 10
+    while tried and not _is_ready(admin_port):
+        if time.monotonic() > end:
+            raise RuntimeError(f"{name} is not ready")
+        time.sleep(0.01)
+    return server
+
+
+def _is_ready(admin_port):
+    client = http.client.HTTPConnection("127.0.0.1", admin_port, timeout=5)
+    try:
+        client.request("GET", "/readyz")
+        return client.getresponse().status == 200
+    except OSError:
+        return False
+    finally:
+        client.close()

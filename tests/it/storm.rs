@@ -203,8 +203,12 @@ fn one_restart(dice: &mut Dice, snapshot: bool) -> Vec<Planned> {
         let from = from - ms(900);
         certain.push(Planned { blow: Blow::Snapshot, from, until: from });
     }
-    let kinds = [Blow::KillProxy(0), Blow::PauseProxy(1), Blow::CutRelay, Blow::FlushScripts];
-    blows::plan(dice, &kinds, LENGTH, certain)
+    // Between a snapshot and the restart something must be written, or there is nothing to forget.
+    let kinds: &[Blow] = match snapshot {
+        true => &[Blow::PauseProxy(1), Blow::FlushScripts],
+        false => &[Blow::KillProxy(0), Blow::PauseProxy(1), Blow::CutRelay, Blow::FlushScripts],
+    };
+    blows::plan(dice, kinds, LENGTH, certain)
 }
 
 /// A restart that forgets leads to second executions, and to nothing else; and with the terms that the documents state,
