@@ -35,6 +35,7 @@ pub mod report;
 mod clock;
 mod disk;
 mod index;
+mod link;
 mod measured;
 mod memory;
 mod postgres;

@@ -1,11 +1,10 @@
-//! Connections to the server: how one is made, and one kept open for many callers.
+//! Connections to the server: how one is made, and the link that keeps one for many callers.
 //!
-//! A [`Link`] holds a single connection on which all callers' statements follow each other without waiting; it never
-//! sends anything twice by itself. Whether to repeat is decided in `ask`.
+//! How such a link works is `store::link`'s; whether to repeat what was asked on it is decided in `ask`.
 
 use std::io;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
@@ -18,6 +17,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection as Driver, NoTls};
 use super::tls::Tls;
 use crate::config::store::Postgres;
 use crate::store::OpenError;
+use crate::store::link::Peer;
 
 const KEEPALIVE: Duration = Duration::from_secs(10);
 // Never less than this: a lost segment takes a fifth of a second and more to be sent again.
@@ -173,76 +173,29 @@ impl Drop for Running {
     }
 }
 
-/// One connection for many callers, opened by the first and again when it broke.
-pub(super) struct Link {
-    endpoint: Arc<Endpoint>,
-    // Held only to look or to put in, never across an await.
-    current: Mutex<Current>,
-    connecting: tokio::sync::Mutex<()>,
-}
-
-#[derive(Default)]
-struct Current {
-    connection: Option<Connection>,
-    failed_attempts: u64,
-    failure: Option<Unconnected>,
-}
+/// A connection to the server that is there when it is needed.
+pub(super) type Link = crate::store::link::Link<Endpoint>;
 
 impl Link {
-    /// A link that is not open yet.
-    pub(super) fn new(endpoint: Arc<Endpoint>) -> Link {
-        Link { endpoint, current: Mutex::default(), connecting: tokio::sync::Mutex::default() }
-    }
-
     /// Where it leads.
     pub(super) fn endpoint(&self) -> &Endpoint {
-        &self.endpoint
+        self.peer()
+    }
+}
+
+impl Peer for Endpoint {
+    type Connection = Connection;
+    type Failure = Unconnected;
+
+    fn connect(&self) -> impl Future<Output = Result<Connection, Unconnected>> + Send {
+        Endpoint::connect(self, None)
     }
 
-    /// The open connection. One caller opens it while the others wait, and all who waited share its failure.
-    pub(super) async fn connection(&self) -> Result<Connection, Unconnected> {
-        let failed_before = match self.look() {
-            Ok(connection) => return Ok(connection),
-            Err(failed) => failed,
-        };
-        let _connecting = self.connecting.lock().await;
-        match self.look() {
-            Ok(connection) => return Ok(connection),
-            Err(failed) if failed != failed_before => {
-                if let Some(failure) = self.lock().failure.clone() {
-                    return Err(failure);
-                }
-            }
-            Err(_) => {}
-        }
-        // Boxed, as all that is rare here: it would make the future of every operation larger.
-        let connected = Box::pin(self.endpoint.connect(None)).await;
-        let mut current = self.lock();
-        match &connected {
-            Ok(connection) => current.connection = Some(connection.clone()),
-            Err(failure) => {
-                current.failed_attempts += 1;
-                current.failure = Some(failure.clone());
-            }
-        }
-        connected
+    fn is_open(&self, connection: &Connection) -> bool {
+        !connection.is_closed()
     }
 
-    /// The open connection, or how many attempts have failed so far.
-    fn look(&self) -> Result<Connection, u64> {
-        let current = self.lock();
-        match &current.connection {
-            Some(connection) if !connection.is_closed() => Ok(connection.clone()),
-            _ => Err(current.failed_attempts),
-        }
-    }
-
-    /// Gives this connection up, so that the next caller opens another. What is under way on it goes on.
-    pub(super) fn discard(&self, broken: &Connection) {
-        self.lock().connection.take_if(|current| current.is(broken));
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    fn is_same(one: &Connection, other: &Connection) -> bool {
+        one.is(other)
     }
 }

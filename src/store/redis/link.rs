@@ -1,15 +1,15 @@
-//! One connection for many callers, opened by the first and again when it broke.
+//! The open connections to a server, and the link that keeps one for many callers.
 //!
-//! All callers' commands follow each other on it without waiting; nothing is ever sent twice by itself. Whether to
-//! repeat is decided in `ask`.
+//! How such a link works is `store::link`'s; whether to repeat what was asked on it is decided in `ask`.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use redis::RedisError;
 use redis::aio::MultiplexedConnection;
 
 use super::acknowledge::Group;
 use super::server::Server;
+use crate::store::link::Peer;
 
 /// An open connection. Clones share it; it closes when the last one is dropped.
 #[derive(Clone)]
@@ -26,10 +26,6 @@ impl Connection {
         generation: u64,
     ) -> Connection {
         Connection { commands, driver: Arc::new(Driver { task, generation, group: Arc::default() }) }
-    }
-
-    fn is(&self, other: &Connection) -> bool {
-        Arc::ptr_eq(&self.driver, &other.driver)
     }
 
     fn is_open(&self, server: &Server) -> bool {
@@ -55,75 +51,28 @@ impl Drop for Driver {
 }
 
 /// A connection to one server that is there when it is needed.
-pub(super) struct Link {
-    server: Arc<Server>,
-    // Held only to look or to put in, never across an await.
-    current: Mutex<Current>,
-    connecting: tokio::sync::Mutex<()>,
-}
-
-#[derive(Default)]
-struct Current {
-    connection: Option<Connection>,
-    failed_attempts: u64,
-    failure: Option<RedisError>,
-}
+pub(super) type Link = crate::store::link::Link<Server>;
 
 impl Link {
-    /// A link that is not open yet.
-    pub(super) fn new(server: Arc<Server>) -> Link {
-        Link { server, current: Mutex::default(), connecting: tokio::sync::Mutex::default() }
-    }
-
     /// Where it leads.
     pub(super) fn server(&self) -> &Arc<Server> {
-        &self.server
+        self.peer()
+    }
+}
+
+impl Peer for Server {
+    type Connection = Connection;
+    type Failure = RedisError;
+
+    fn connect(&self) -> impl Future<Output = Result<Connection, RedisError>> + Send {
+        Server::connect(self)
     }
 
-    /// The open connection. One caller opens it while the others wait, and all who waited share its failure.
-    pub(super) async fn connection(&self) -> Result<Connection, RedisError> {
-        let failed_before = match self.look() {
-            Ok(connection) => return Ok(connection),
-            Err(failed) => failed,
-        };
-        let _connecting = self.connecting.lock().await;
-        match self.look() {
-            Ok(connection) => return Ok(connection),
-            Err(failed) if failed != failed_before => {
-                if let Some(failure) = self.lock().failure.clone() {
-                    return Err(failure);
-                }
-            }
-            Err(_) => {}
-        }
-        // Boxed, as all that is rare here and in `redis.rs`: it would make the future of every operation larger.
-        let connected = Box::pin(self.server.connect()).await;
-        let mut current = self.lock();
-        match &connected {
-            Ok(connection) => current.connection = Some(connection.clone()),
-            Err(failure) => {
-                current.failed_attempts += 1;
-                current.failure = Some(failure.clone());
-            }
-        }
-        connected
+    fn is_open(&self, connection: &Connection) -> bool {
+        connection.is_open(self)
     }
 
-    /// The open connection, or how many attempts have failed so far.
-    fn look(&self) -> Result<Connection, u64> {
-        let current = self.lock();
-        match &current.connection {
-            Some(connection) if connection.is_open(&self.server) => Ok(connection.clone()),
-            _ => Err(current.failed_attempts),
-        }
-    }
-
-    /// Gives this connection up, so that the next caller opens another. What is under way on it goes on.
-    pub(super) fn discard(&self, broken: &Connection) {
-        self.lock().connection.take_if(|current| current.is(broken));
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Current> {
-        self.current.lock().unwrap_or_else(PoisonError::into_inner)
+    fn is_same(one: &Connection, other: &Connection) -> bool {
+        Arc::ptr_eq(&one.driver, &other.driver)
     }
 }
