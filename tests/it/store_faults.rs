@@ -90,16 +90,12 @@ on_shared_stores! {
         assert_eq!(world.executions(), 1);
     }
 
-    async fn g2_a_store_that_hangs_costs_its_timeout_and_a_tenth_of_it(store) {
-        let timeout = Duration::from_secs(4);
-        let world = World::build(store).relayed().store("timeout = \"4s\"").start().await;
+    // That it takes the timeout and no more than a tenth beyond, the store's own tests show by a clock that stands still.
+    async fn g2_a_store_that_hangs_is_given_up(store) {
+        let world = World::build(store).relayed().store("timeout = \"2s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
         world.relay().hang();
-        let start = std::time::Instant::now();
-        let answer = world.pay("k-1").await;
-        let took = start.elapsed();
-        assert_refused(&answer);
-        assert!(took <= timeout + timeout / 10, "{took:?}");
+        assert_refused(&world.pay("k-1").await);
         assert_eq!(world.executions(), 1);
         world.relay().mend();
         // The claim that hung may have been made: it is given back, since nothing was sent.
