@@ -17,6 +17,7 @@ use super::notes::Notes;
 use super::record::{self, Ending};
 use super::route::Route;
 use super::{InFlight, Shared};
+use crate::config::BodyMode;
 use crate::record::{Claim, Reason};
 use crate::shutdown::{Signal, TaskGuard};
 use crate::store::Store;
@@ -79,7 +80,10 @@ impl Attempt {
     ) {
         let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, notes, .. } = *self;
         lease.write_notes(notes);
-        shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
+        // Where the body does not count, any two deliveries to one address are the same request.
+        if route.config.fingerprint.body != BodyMode::Ignore {
+            shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
+        }
         if let Some(quoted) = first_form {
             headers::keep_key_form(&route.config, &mut outgoing.fields, &key, quoted);
         }

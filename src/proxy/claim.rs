@@ -124,7 +124,8 @@ fn replayed(route: &Route, id: &RecordId, replay: Replay) -> Conclusion {
 
 fn unknown(route: &Route, id: &RecordId, doubtful: &Doubtful) -> Conclusion {
     count_policy(route, doubtful.other_policy);
-    Problem::unknown(id, doubtful).into()
+    let resend = route.config.on_unknown == config::OnUnknown::Resend;
+    Problem::unknown(id, doubtful, resend).into()
 }
 
 fn count_policy(route: &Route, other_policy: bool) {

@@ -13,6 +13,9 @@ use super::headers::{self, CacheStatus};
 use crate::metrics::RequestResult;
 use crate::record::{Doubtful, Reason, RecordId};
 
+/// How long a caller waits at least before it repeats what may be sent again after a doubt.
+const AFTER_DOUBT: Duration = Duration::from_secs(1);
+
 /// What happened, by the last word of the problem type `urn:onceproxy:problem:…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -247,18 +250,21 @@ impl Problem {
         self
     }
 
-    /// A duplicate met an unknown record.
-    pub fn unknown(id: &RecordId, doubtful: &Doubtful) -> Problem {
+    /// A duplicate met an unknown record. With `resend` it had waited for that attempt, and its next repeat is sent.
+    pub fn unknown(id: &RecordId, doubtful: &Doubtful, resend: bool) -> Problem {
+        let next = if resend {
+            "The same request may be sent again.".to_owned()
+        } else {
+            format!("It is not sent again; an operator has to find out and resolve record {id}.")
+        };
+        let reason = doubtful.reason.as_str();
         let mut problem = Problem::new(
             Kind::OutcomeUnknown,
-            format!(
-                "The first request with this key may or may not have been executed ({}). It is not sent again; an \
-                 operator has to find out and resolve record {id}.",
-                doubtful.reason.as_str()
-            ),
+            format!("The first request with this key may or may not have been executed ({reason}). {next}"),
         );
         problem.reason = Some(doubtful.reason);
-        problem.about(id).with_original_status(doubtful.original_status)
+        let problem = problem.about(id).with_original_status(doubtful.original_status);
+        if resend { problem.same_key_after(AFTER_DOUBT) } else { problem }
     }
 
     /// The attempt's own caller, and whoever joined it, is told that the outcome is unknown.
@@ -279,7 +285,7 @@ impl Problem {
         let mut problem =
             Problem::new(kind, format!("{what}. Whether the request was executed is not known; {next}.")).about(id);
         problem.reason = Some(reason);
-        if resend { problem.same_key_after(Duration::from_secs(1)) } else { problem }
+        if resend { problem.same_key_after(AFTER_DOUBT) } else { problem }
     }
 
     /// The request went out without a claim: no record holds it, and a repeat may run it again.

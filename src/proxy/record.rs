@@ -188,9 +188,8 @@ pub async fn finish(route: &Route, lease: &Lease, unfinished: Unfinished) {
     let until = match &unfinished {
         _ if !lease.is_protected() => Instant::now(),
         Unfinished::Complete(_) => lease.abandon_at(),
-        // After this the claim has lapsed, and the record says unknown: a person may still say otherwise.
-        Unfinished::Release => Instant::now() + route.config.lease,
-        Unfinished::Doubt(..) => lease.abandon_at().max(Instant::now() + route.config.lease),
+        // Beyond the lease: the store frees a claim that has only lapsed, as nobody has said anything else of it.
+        Unfinished::Release | Unfinished::Doubt(..) => lease.abandon_at().max(Instant::now() + route.config.lease),
     };
     let mut retries = Retries::until(until);
     while retries.again().await {

@@ -145,6 +145,27 @@ on_shared_stores! {
         assert_eq!(world.executions(), 11);
     }
 
+    async fn b6_a_store_that_is_away_longer_than_a_lease_burns_no_key_of_what_never_ran(store) {
+        let world = World::build(store).relayed().store("timeout = \"500ms\"").route("lease = \"1s\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(429).behind(&gate));
+        let first = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.relay().hang();
+        gate.open();
+        first.answer().await.assert_executed(429);
+        pass(Duration::from_secs(4)).await;
+        world.relay().mend();
+        // It has lapsed by now, which says nothing against what the attempt knows.
+        let again = eventually("the key to be free", async || {
+            let answer = world.pay("k-1").await;
+            answer.problem().is_empty().then_some(answer)
+        });
+        again.await.assert_executed(201);
+        assert_eq!(world.executions(), 2);
+        assert_eq!(world.proxy().metric("onceproxy_stale_claims_total", &[]).await, 0.0);
+    }
+
     async fn an_empty_value_under_a_records_key_is_no_free_key(store) {
         let world = World::with(store, "on_store_error = \"forward\"").await;
         world.pay("k-1").await.assert_executed(201);

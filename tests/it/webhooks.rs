@@ -32,6 +32,18 @@ on_each_store! {
         assert_eq!(world.proxy().metric("onceproxy_same_request_new_scope_total", &labels).await, 1.0);
     }
 
+    async fn h2_deliveries_are_not_taken_for_a_client_that_changes_its_key(store) {
+        let world = World::with(store, "preset = \"webhook\"\n key_preset = \"shopify\"").await;
+        for (id, topic, body) in [("e1", "orders/paid", "one"), ("e2", "orders/paid", "two"), ("e1", "orders/edited", "one")] {
+            let request = Request::new("POST", "/hook").field("X-Shopify-Event-Id", id).field("X-Shopify-Topic", topic);
+            world.send(&request.field("X-Shopify-Shop-Domain", "a.example").body(body)).await.assert_executed(201);
+        }
+        let labels = [("route", "pay")];
+        for name in ["onceproxy_new_key_same_request_total", "onceproxy_same_request_new_scope_total"] {
+            assert_eq!(world.proxy().metric(name, &labels).await, 0.0, "{name}");
+        }
+    }
+
     async fn i1_a_delivery_that_failed_is_forwarded_again(store) {
         let world = World::with(store, WEBHOOK).await;
         world.upstream.next(reply(500));
