@@ -89,7 +89,7 @@ impl Attempt {
         }
         let ending = hold(&route, &lease, outgoing, &mut caller, &shared.cut_off).await;
         let Ending { conclusion, unfinished, hold } = ending;
-        if lead.told_unknown() && matches!(*conclusion, Conclusion::Answered(_)) {
+        if (lead.told_unknown() || caller.left()) && matches!(*conclusion, Conclusion::Answered(_)) {
             route.metrics.late_answers.inc();
         }
         drop(in_flight);

@@ -154,9 +154,12 @@ on_each_store! {
         let caller = world.begin_pay("k-1");
         world.upstream.reached(1).await;
         caller.hang_up().await;
+        let connections = async || world.proxy().metric("onceproxy_connections", &[]).await;
+        eventually("the proxy to see that it left", async || (connections().await == 0.0).then_some(())).await;
         let repeat = world.begin_pay("k-1");
         gate.open();
         assert_eq!(repeat.answer().await.assert_replay(201).text(), "done");
+        assert_eq!(world.proxy().metric("onceproxy_late_answers_total", &[("route", "pay")]).await, 1.0);
         assert_eq!(world.pay("k-1").await.assert_replay(201).text(), "done");
         assert_eq!(world.executions(), 1);
     }
