@@ -55,6 +55,9 @@ pub enum RunError {
         /// What is wrong.
         source: Box<TlsSetupError>,
     },
+    /// Nothing can be accepted any more; what ran was ended in order.
+    #[error("cannot accept connections any more")]
+    Accept(#[source] io::Error),
     /// Traces cannot be sent to the collector that is set.
     #[error("cannot send traces")]
     Trace(#[from] trace::StartError),
@@ -83,7 +86,7 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> RunError {
 /// read again from `sources` at SIGHUP, and when their file holds something else.
 ///
 /// # Errors
-/// If it cannot start. A stop that had to cut attempts off is not an error: each of them was doubted or released.
+/// If it cannot start, or can serve nobody any more. A stop that had to cut attempts off is not an error: each of them was doubted or released.
 pub fn run(loaded: Loaded, sources: Sources) -> Result<(), RunError> {
     let level = telemetry::start(&loaded.config.log)?;
     tracing::info!(
@@ -219,10 +222,15 @@ impl App {
             tracing::info!(listener = "proxy", address = %door, tls = door.is_secured(), "listening");
         }
         ready.set(true);
-        let accepting = server::accept(doors, cores, &config.limits, &signals.stop, &metrics);
+        let failed = Signal::new();
+        let accepting = async {
+            let accepted = server::accept(doors, cores, &config.limits, &signals.stop, &metrics).await;
+            accepted.inspect_err(|_| failed.give())
+        };
         let stopping = async {
             tokio::select! {
                 () = told.stop() => {}
+                () = failed.given() => {}
                 never = reloader.run() => match never {},
             }
             ready.set(false);
@@ -231,9 +239,6 @@ impl App {
             signals.stop.give();
         };
         let (accepted, ()) = tokio::join!(accepting, stopping);
-        if let Err(error) = accepted {
-            tracing::error!(%error, "the listener failed");
-        }
         drain(reloader.config(), &shared, &signals, &mut told).await;
         admin_stop.give();
         while admin_part.join_next().await.is_some() {}
@@ -252,7 +257,7 @@ impl App {
         parts.shutdown().await;
         drop(store);
         tracing::info!("stopped");
-        Ok(())
+        accepted.map_err(RunError::Accept)
     }
 }
 

@@ -142,11 +142,11 @@ pub fn bind(address: SocketAddr) -> Result<Listener, BindError> {
     listen().map_err(|source| BindError { place: address.to_string(), source })
 }
 
-/// Accepts connections and gives each to the core with the fewest, until the signal is given or no core is left.
+/// Accepts connections and gives each to the core with the fewest, until the signal is given.
 ///
 /// At the limit of connections it stops accepting; further ones wait in the backlog. When stopped it still deals out
 /// what the backlog holds, since those clients believe that they are connected, and then closes the socket and drops
-/// the cores. The error is that the socket cannot be watched.
+/// the cores. The error is that a socket cannot be watched, or that no core is left.
 pub async fn accept(
     doors: Vec<Door>,
     cores: Vec<Core>,
@@ -159,7 +159,10 @@ pub async fn accept(
     let mut dealer = Dealer::new(cores, metrics.listeners().clone());
     let mut stopped = std::pin::pin!(stop.given());
     let mut resting = false;
-    while !dealer.is_alone() {
+    loop {
+        if dealer.is_alone() {
+            return Err(io::Error::other("every core that serves connections is gone"));
+        }
         let next = tokio::select! {
             biased;
             () = &mut stopped => break,

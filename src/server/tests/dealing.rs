@@ -49,3 +49,11 @@ async fn a_core_that_is_gone_gets_no_more_connections() {
         assert_eq!(world.connect().await.get("/core").await, "1");
     }
 }
+
+#[tokio::test]
+async fn without_any_core_accepting_ends_and_says_so() {
+    let world = World::with(limits(), 1);
+    world.serve[0].abort();
+    world.connect().await.0.read_to_end(&mut Vec::new()).await.unwrap();
+    assert!(patiently(world.accept).await.unwrap().unwrap_err().to_string().contains("core"));
+}
