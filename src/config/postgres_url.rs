@@ -105,7 +105,11 @@ pub(super) fn print(postgres: &Postgres) -> String {
     let password = if password.is_some() { format!(":{MASK}") } else { String::new() };
     if postgres.socket().is_some() {
         let folder: Vec<_> = host.split('/').map(percent_encode).collect();
-        return format!("postgres://{user}{password}@/{}?host={}&port={port}", percent_encode(database), folder.join("/"));
+        return format!(
+            "postgres://{user}{password}@/{}?host={}&port={port}",
+            percent_encode(database),
+            folder.join("/")
+        );
     }
     let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
     let mode = super::values::word(&MODES, sslmode);

@@ -260,7 +260,8 @@ impl Directory {
         if let Guide::Cluster(guide) = &self.guide {
             return guide.server_at(place, &self.access).map_err(|error| error.to_string());
         }
-        let known = old.and_then(|old| old.servers.iter().find(|server| server.place() == Some(place) && !server.is_left()));
+        let known =
+            old.and_then(|old| old.servers.iter().find(|server| server.place() == Some(place) && !server.is_left()));
         match known {
             Some(server) => Ok(Arc::clone(server)),
             None => {
