@@ -1,4 +1,7 @@
-"""How the cost grows: with stored keys, bytes of the answer, connections, and callers of one key."""
+"""How the cost grows: with stored keys, bytes of the answer, connections, and callers of one key.
+
+Each table is bounded in time: a store that cannot be filled in its share of it is shown as far as it came.
+"""
 
 import time
 
@@ -10,50 +13,48 @@ BYTES = [1024, 16 * 1024, 64 * 1024, 256 * 1024, 1024 * 1024]
 CONNECTIONS = [1, 16, 64, 256, 1024, 4096]
 JOINS = [2, 10, 100, 1000, 10_000]
 KEYS = [1000, 10_000, 100_000, 1_000_000]
-
-
-def tables(world, seconds):
-    """All of them, each as a title, a head and rows."""
-    yield by_bytes(world, seconds)
-    yield by_connections(world, seconds)
-    yield by_joins(world)
-    yield by_keys(world, seconds)
+# Seconds for filling one store.
+PATIENCE = 150
 
 
 def by_bytes(world, seconds):
     rows = []
     for size in BYTES:
-        for proxy, keys in [(world.nginx, "unique"), (world.once, "unique"), (world.once, "same")]:
+        for proxy, keys in [(world.nginx, "unique"), (world.once, "none"), (world.once, "unique"), (world.once, "same")]:
             got = measure.load(proxy, keys, seconds, connections=8, path=f"/{size}")
             rows.append([f"{size // 1024} KiB", f"{proxy.name}, {keys} keys", *_figures(got)])
+        # A megabyte each: they would be all that Redis holds from here on.
+        _flush(world)
     return "Bytes of the answer, 8 connections", ["answer", "load", *FIGURES], rows
 
 
 def by_connections(world, seconds):
     rows = []
     for connections in CONNECTIONS:
-        for proxy in [world.nginx, world.once]:
-            got = measure.load(proxy, "unique", seconds, connections)
-            rows.append([f"{connections}", f"{proxy.name}, unique keys", *_figures(got)])
-    return "Connections", ["connections", "load", *FIGURES], rows
+        for proxy, keys in [(world.nginx, "none"), (world.once, "none"), (world.once, "unique")]:
+            before = servers.connections_taken(world.upstream)
+            got = measure.load(proxy, keys, seconds, connections)
+            # The one that asked is among them.
+            opened = servers.connections_taken(world.upstream) - before - 1
+            row = [f"{connections:,}", f"{proxy.name}, {keys} keys", *_figures(got), f"{proxy.resident_mib():.0f}"]
+            rows.append([*row, f"{opened:,}", f"{opened / got.requests * 1000:.1f}"])
+        _flush(world)
+    head = ["connections", "load", *FIGURES, "MiB then", "connections to the upstream opened", "of 1,000 requests"]
+    return "Connections", head, rows
 
 
 def by_joins(world):
     # What a load has left behind would be counted as well.
+    deadline = time.monotonic() + 60
     while counts.gauge(world.once, "onceproxy_in_flight") > 0:
+        if time.monotonic() > deadline:
+            raise RuntimeError("requests of an earlier load are still under way")
         time.sleep(0.1)
     rows = []
     for callers in JOINS:
         got = counts.join(world.folder, world.binary, world.redis, callers)
-        rows.append(
-            [
-                f"{callers}",
-                f"{got['trips']}",
-                f"{got['answered'] * 1e3:.0f}",
-                f"{got['processor']:.0f}",
-                f"{got['memory']:.1f}",
-            ]
-        )
+        row = [f"{callers:,}", f"{got['trips']}", f"{got['answered'] * 1e3:.0f}", f"{got['processor']:.0f}"]
+        rows.append([*row, f"{got['memory']:.1f}"])
     head = ["callers", "round trips in all", "ms until all are answered", "processor µs each", "MiB while they wait"]
     return "Callers of one key at once: one execution", head, rows
 
@@ -61,28 +62,51 @@ def by_joins(world):
 def by_keys(world, seconds):
     rows = []
     redis = measure.Redis(world.redis.port)
-    redis.ask("FLUSHALL")
-    for wanted in KEYS:
-        while int(redis.ask("DBSIZE")) < wanted:
-            # Small answers: it is the number that is to grow.
-            measure.load(world.once, "unique", 1, path="/64")
-        stored = int(redis.ask("DBSIZE"))
-        got = measure.load(world.once, "unique", seconds)
-        rows.append(["Redis", f"{stored}", *_figures(got), f"{world.redis.resident_mib():.0f}"])
+    for kind in ["memory", "disk", "redis"]:
+        redis.ask("FLUSHALL")
+        folder = world.folder / f"keys-{kind}"
+        store = {
+            "memory": "memory:",
+            "disk": f"disk:{folder}",
+            "redis": f"redis://127.0.0.1:{world.redis.port}",
+        }[kind]
+        proxy = servers.onceproxy(f"keys-{kind}", world.folder, world.binary, store, world.upstream.port)
+        # What holds the records, and how much it holds without any.
+        used = {
+            "memory": lambda: proxy.resident_mib() * 2**20,
+            "disk": lambda: sum(file.stat().st_size for file in folder.iterdir()),
+            "redis": redis.used_memory,
+        }[kind]
+        try:
+            rows += _of_store(kind, proxy, world.redis, used, seconds)
+        finally:
+            proxy.stop()
     redis.ask("FLUSHALL")
     redis.close()
-    for store in ["memory:", f"disk:{world.folder}/growth"]:
-        name = store.partition(":")[0]
-        proxy = servers.onceproxy(f"growth-{name}", world.folder, world.binary, store, world.upstream.port)
-        stored = 0
-        for wanted in KEYS[:-1]:
-            while stored < wanted:
-                stored += measure.load(proxy, "unique", 1, path="/64").requests
-            got = measure.load(proxy, "unique", seconds)
-            rows.append([name, f"{stored}", *_figures(got), f"{proxy.resident_mib():.0f}"])
-            stored += got.requests
-        proxy.stop()
-    return "Stored keys, first executions, 64 connections", ["store", "keys", *FIGURES, "MiB of the store"], rows
+    head = ["store", "keys before", *FIGURES, "Redis µs", "bytes a record", "MiB of the proxy"]
+    return "Stored keys: first executions, 64 connections, answers of 64 bytes", head, rows
+
+
+def _of_store(kind, proxy, redis, used, seconds):
+    rows, stored, empty = [], 0, used()
+    deadline = time.monotonic() + PATIENCE
+    for wanted in KEYS:
+        while stored < wanted and time.monotonic() < deadline:
+            # Small answers: it is the number that is to grow. Many callers: so the disk is filled by large commits.
+            stored += measure.load(proxy, "unique", 1 if wanted < KEYS[-1] else 5, 512, path="/64").requests
+        before, busy = stored, redis.processor_seconds()
+        got = measure.load(proxy, "unique", seconds, path="/64")
+        stored += got.requests
+        of_redis = (redis.processor_seconds() - busy) * 1e6 / got.requests
+        row = [kind, f"{before:,}", *_figures(got), f"{of_redis:.1f}" if kind == "redis" else "—"]
+        rows.append([*row, f"{(used() - empty) / stored:.0f}", f"{proxy.resident_mib():.0f}"])
+    return rows
+
+
+def _flush(world):
+    redis = measure.Redis(world.redis.port)
+    redis.ask("FLUSHALL")
+    redis.close()
 
 
 FIGURES = ["requests/s", "p50 µs", "p99 µs", "processor µs"]

@@ -1,5 +1,6 @@
 -- What wrk sends: a POST of 512 bytes of JSON, and how it tells what it saw.
--- Arguments: the kind of keys (none, same, known, unique), and a word that no other run uses.
+-- Arguments: the kind of keys (none, same, known, unique; shared: of each 32 requests in a row, by as many connections,
+-- one key), and a word that no other run uses.
 local threads = 0
 
 function setup(thread)
@@ -14,7 +15,7 @@ function init(args)
   wrk.headers["Content-Type"] = "application/json"
   if keys == "same" then wrk.headers["Idempotency-Key"] = word end
   local whole = wrk.format()
-  if keys == "known" or keys == "unique" then
+  if keys == "known" or keys == "unique" or keys == "shared" then
     -- Formatted once, with the key put in each time: wrk's own formatting would cost more than some of the proxies.
     wrk.headers["Idempotency-Key"] = "@"
     local before, after = wrk.format():match("^(.-Idempotency%-Key: )@(.*)$")
@@ -22,7 +23,7 @@ function init(args)
     local last = keys == "known" and 1000 or math.huge
     request = function()
       count = count < last and count + 1 or 1
-      return prefix .. count .. after
+      return prefix .. (keys == "shared" and math.floor(count / 32) or count) .. after
     end
   else
     request = function() return whole end

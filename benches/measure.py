@@ -69,6 +69,10 @@ class Redis:
         text = self.ask("INFO", "commandstats")
         return {name: int(calls) for name, calls in re.findall(r"^cmdstat_([^:]+):calls=(\d+)", text, re.M)}
 
+    def used_memory(self):
+        """Bytes that it holds, without what its allocator keeps in reserve."""
+        return int(re.search(r"^used_memory:(\d+)", self.ask("INFO", "memory"), re.M)[1])
+
     def close(self):
         self.reader.close()
         self.socket.close()
@@ -96,6 +100,15 @@ class Trips:
     def close(self):
         self.monitor.close()
         self.other.close()
+
+
+def round_trip(port=None, socket=None):
+    """Microseconds of the median round trip to Redis that does nothing there, one after the other, by a client in C."""
+    where = ["-s", str(socket)] if socket else ["-p", str(port)]
+    command = ["redis-benchmark", *where, "-c", "1", "-n", "20000", "-t", "ping_mbulk", "--csv"]
+    head, row = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[:2]
+    values = dict(zip(head.replace('"', "").split(","), row.replace('"', "").split(",")))
+    return float(values["p50_latency_ms"]) * 1000
 
 
 def middle(values):

@@ -28,6 +28,7 @@ mod presets;
 mod risks;
 mod route;
 mod sections;
+mod socket_url;
 mod sources;
 mod store_url;
 mod tree;

@@ -45,6 +45,10 @@ class Server:
                 time.sleep(0.002)
         raise RuntimeError(f"{self.name} does not listen")
 
+    def thread_seconds(self, prefix):
+        """User and system time of each of its threads whose name begins so."""
+        return [ticks / TICKS for ticks in _ticks_of_threads(self.process.pid, prefix)]
+
     def pids(self):
         """The process and its children: nginx works in workers."""
         pid = self.process.pid
@@ -55,8 +59,7 @@ class Server:
         """User and system time of all its processes so far."""
         total = 0
         for pid in self.pids():
-            fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-            total += int(fields[11]) + int(fields[12])
+            total += _ticks(pathlib.Path(f"/proc/{pid}/stat").read_text())
         return total / TICKS
 
     def resident_mib(self):
@@ -67,6 +70,11 @@ class Server:
         """The most memory that each of its processes ever used."""
         return sum(_status_kib(pid, "VmHWM:") for pid in self.pids()) / 1024
 
+    def forget_peak(self):
+        """Has `peak_mib` count from now on."""
+        for pid in self.pids():
+            pathlib.Path(f"/proc/{pid}/clear_refs").write_text("5")
+
     def stop(self):
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
@@ -76,6 +84,16 @@ class Server:
                 self.process.kill()
                 self.process.wait()
         self.log.close()
+
+
+def _ticks(stat):
+    fields = stat.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def _ticks_of_threads(pid, prefix):
+    texts = [(task / "stat").read_text() for task in sorted(pathlib.Path(f"/proc/{pid}/task").iterdir())]
+    return [_ticks(text) for text in texts if text.partition("(")[2].startswith(prefix)]
 
 
 def _status_kib(pid, field):
@@ -135,6 +153,8 @@ def upstream(folder, sizes):
     default_type application/json;
     server {{
         listen 127.0.0.1:PORT backlog=8192;
+        listen unix:{upstream_socket(folder)} backlog=8192;
+        location = /status {{ stub_status; }}
         location = / {{ return 200 '{json_of(1024).decode()}'; }}
         # A file is not for POST; the error is answered with the file.
         location / {{ root {files}; error_page 405 =200 $uri; }}
@@ -142,18 +162,32 @@ def upstream(folder, sizes):
     )
 
 
+def upstream_socket(folder):
+    """Where the upstream listens besides."""
+    return folder / "upstream.sock"
+
+
+def connections_taken(upstream):
+    """How many connections the upstream has accepted so far."""
+    client = http.client.HTTPConnection("127.0.0.1", upstream.port)
+    client.request("GET", "/status")
+    text = client.getresponse().read().decode()
+    client.close()
+    return int(text.splitlines()[2].split()[0])
+
+
 def json_of(size):
     shell = b'{"id":"ch_1","note":""}'
     return shell[:-2] + b"n" * (size - len(shell)) + shell[-2:]
 
 
-def nginx_proxy(folder, upstream_port):
+def nginx_proxy(name, folder, upstream):
     """A plain reverse proxy with connections kept: what all ratios are to."""
     return nginx(
-        "nginx",
+        name,
         folder,
         f"""
-    upstream up {{ server 127.0.0.1:{upstream_port}; keepalive 256; keepalive_requests 1000000000; }}
+    upstream up {{ server {upstream}; keepalive 256; keepalive_requests 1000000000; }}
     server {{
         listen 127.0.0.1:PORT backlog=8192;
         location / {{ proxy_pass http://up; proxy_http_version 1.1; proxy_set_header Connection ""; }}
@@ -218,16 +252,38 @@ def redis(folder):
     """A Redis that keeps its records in memory alone: what durability costs is the server's affair."""
     port = free_port()
     command = ["redis-server", "--port", str(port), "--bind", "127.0.0.1", "--save", "", "--appendonly", "no"]
+    command += ["--unixsocket", str(redis_socket(folder)), "--tcp-backlog", "4096"]
     return Server("redis", [*command, "--maxmemory-policy", "noeviction"], port, folder).wait_until_listening()
 
 
-def onceproxy(name, folder, binary, store, upstream_port, tried=True):
-    """The product, with all settings at their defaults but the addresses; `tried` waits until it has tried its store."""
+def redis_socket(folder):
+    """Where Redis listens besides."""
+    return folder / "redis.sock"
+
+
+def onceproxy(name, folder, binary, store, upstream, tried=True, threads="auto"):
+    """The product, with all settings at their defaults but the addresses; `tried` waits until it has tried its store.
+
+    `upstream` is the port of one on loopback, or its URL.
+    """
     port, admin_port = free_port(), free_port()
     env = {key: value for key, value in os.environ.items() if not key.startswith("ONCEPROXY_")}
-    upstream_url = f"http://127.0.0.1:{upstream_port}"
-    command = [binary, "serve", "--listen", f"127.0.0.1:{port}", "--admin-listen", f"127.0.0.1:{admin_port}"]
-    server = Server(name, [*command, "--store", store, "--upstream", upstream_url], port, folder, env)
+    upstream = upstream if isinstance(upstream, str) else f"http://127.0.0.1:{upstream}"
+    config = folder / f"{name}.toml"
+    config.write_text(
+        f"""
+listen = "127.0.0.1:{port}"
+threads = {f'"{threads}"' if isinstance(threads, str) else threads}
+[admin]
+listen = "127.0.0.1:{admin_port}"
+[store]
+url = "{store}"
+[[route]]
+name = "bench"
+upstream = "{upstream}"
+"""
+    )
+    server = Server(name, [binary, "serve", "--config", str(config)], port, folder, env)
     server.admin_port = admin_port
     server.wait_until_listening()
     # It listens before that, and the trial must not count as load.

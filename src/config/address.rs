@@ -119,15 +119,20 @@ pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
 /// Parses the rest of `unix:/path`, or of `unix:///path`, which other programs write.
 fn unix(rest: &str) -> Result<Upstream, Wrong> {
     let path = rest.strip_prefix("//").filter(|path| path.starts_with('/')).unwrap_or(rest);
-    let right = "write unix: and an absolute path, such as \"unix:/run/app.sock\"";
+    absolute_socket(path, "write unix: and an absolute path, such as \"unix:/run/app.sock\"")?;
+    // Those are what `Host` says when the client's is not kept.
+    Ok(Upstream { host: "localhost".to_owned(), port: 80, socket: Some(path.into()), ..Upstream::default() })
+}
+
+/// Checks the path of a socket that somebody else listens on.
+pub(super) fn absolute_socket(path: &str, right: &'static str) -> Result<(), Wrong> {
     if !path.starts_with('/') || path.ends_with('/') || path.bytes().any(|byte| byte.is_ascii_control()) {
         return Err(wrong("this is not the path of a socket", right));
     }
     if path.len() > LONGEST_SOCKET_PATH {
         return Err(wrong("the path is too long for a socket", format!("at most {LONGEST_SOCKET_PATH} bytes")));
     }
-    // Those are what `Host` says when the client's is not kept.
-    Ok(Upstream { host: "localhost".to_owned(), port: 80, socket: Some(path.into()), ..Upstream::default() })
+    Ok(())
 }
 
 /// Parses the URL of an HTTP proxy. Its port has no default: programs differ in it.

@@ -1,13 +1,14 @@
 //! The URL of a Postgres server, parsed and printed. A file of its own, because two settings hold one: `store.url` and
 //! `second_line.url`.
 
-use super::address::host_and_port;
+use super::address::{absolute_socket, host_and_port};
 use super::mistakes::{Wrong, wrong};
 use super::store::{Postgres, SslMode};
-use super::store_url::{MASK, credentials, percent_decode, percent_encode};
+use super::store_url::{MASK, credentials, decoded, percent_decode, percent_encode};
 
 const RIGHT: &str = "write postgres://USER:PASSWORD@HOST[:PORT]/DATABASE[?sslmode=disable|require|verify-full], with odd \
                      characters of the password as %XX";
+const SOCKET: &str = "write postgres://USER:PASSWORD@/DATABASE?host=/FOLDER[&port=PORT]";
 const PORT: u16 = 5432;
 
 /// The words of `sslmode`.
@@ -35,29 +36,66 @@ pub(super) fn parse(rest: &str) -> Result<Postgres, Wrong> {
         false => (percent_decode(user), None),
     };
     let user = user.filter(|user| !user.is_empty()).ok_or_else(|| wrong("the URL names no user", RIGHT))?;
-    let (host, port) = host_and_port(place).map_err(|()| wrong("the URL has no valid host and port", RIGHT))?;
+    let database = percent_decode(path).filter(|name| !name.is_empty() && !name.contains(['/', '\0']));
+    let database = database.ok_or_else(|| wrong("the URL names no database", RIGHT))?;
+    let options = Options::parse(query)?;
+    let sslmode = options.sslmode.unwrap_or(SslMode::Disable);
+    let (host, port) = match options.folder {
+        Some(_) if !place.is_empty() => return Err(wrong("the URL names a host twice", SOCKET)),
+        Some(_) if sslmode != SslMode::Disable => return Err(wrong("there is no TLS on a Unix socket", SOCKET)),
+        Some(folder) => (folder, options.port),
+        None if options.port.is_some() => return Err(wrong("the port is not behind the host", RIGHT)),
+        None => host_and_port(place).map_err(|()| wrong("the URL has no valid host and port", RIGHT))?,
+    };
     let port = match port {
         Some(0) => return Err(wrong("port 0 cannot be connected to", RIGHT)),
         given => given.unwrap_or(PORT),
     };
-    let database = percent_decode(path).filter(|name| !name.is_empty() && !name.contains(['/', '\0']));
-    let database = database.ok_or_else(|| wrong("the URL names no database", RIGHT))?;
-    let mut sslmode = None;
-    for part in query.split('&').filter(|part| !part.is_empty()) {
-        if sslmode.replace(option(part)?).is_some() {
-            return Err(wrong("sslmode is given twice", "write it once"));
-        }
+    let postgres = Postgres { host, port, database, user, password, sslmode, ca_file: None, client: None };
+    if let Some(socket) = postgres.socket() {
+        absolute_socket(&socket.to_string_lossy(), SOCKET)?;
     }
-    let sslmode = sslmode.unwrap_or(SslMode::Disable);
-    Ok(Postgres { host, port, database, user, password, sslmode, ca_file: None, client: None })
+    Ok(postgres)
 }
 
-fn option(text: &str) -> Result<SslMode, Wrong> {
-    let known = text.strip_prefix("sslmode=").and_then(|word| MODES.iter().find(|(name, _)| *name == word));
-    // The rest of the text is not shown: it may be the end of a password.
-    known
-        .map(|(_, mode)| *mode)
-        .ok_or_else(|| wrong("an option of the URL is not known", "write ?sslmode=disable, require or verify-full"))
+#[derive(Default)]
+struct Options {
+    sslmode: Option<SslMode>,
+    folder: Option<String>,
+    port: Option<u16>,
+}
+
+impl Options {
+    fn parse(query: &str) -> Result<Options, Wrong> {
+        // Neither name nor value is shown: it may be the end of a password.
+        let unknown = || wrong("an option of the URL is not known", "write ?sslmode=disable, require or verify-full");
+        let mut options = Options::default();
+        for part in query.split('&').filter(|part| !part.is_empty()) {
+            let (name, value) = part.split_once('=').ok_or_else(unknown)?;
+            let was_given = match name {
+                "sslmode" => {
+                    let (_, mode) = MODES.iter().find(|(word, _)| *word == value).ok_or_else(unknown)?;
+                    options.sslmode.replace(*mode).is_some()
+                }
+                "host" => {
+                    let folder = decoded(value)?.trim_end_matches('/').to_owned();
+                    if !folder.starts_with('/') {
+                        return Err(wrong("host= is for the folder of a Unix socket, from the root", SOCKET));
+                    }
+                    options.folder.replace(folder).is_some()
+                }
+                "port" => {
+                    let port = value.parse().map_err(|_| wrong("the URL has no valid port", SOCKET))?;
+                    options.port.replace(port).is_some()
+                }
+                _ => return Err(unknown()),
+            };
+            if was_given {
+                return Err(wrong(format!("{name} is given twice"), "write it once"));
+            }
+        }
+        Ok(options)
+    }
 }
 
 /// The URL as it is written in a file, with the password masked.
@@ -65,6 +103,14 @@ pub(super) fn print(postgres: &Postgres) -> String {
     let Postgres { host, port, database, user, password, sslmode, .. } = postgres;
     let user = percent_encode(user);
     let password = if password.is_some() { format!(":{MASK}") } else { String::new() };
+    if postgres.socket().is_some() {
+        let folder: Vec<_> = host.split('/').map(percent_encode).collect();
+        return format!(
+            "postgres://{user}{password}@/{}?host={}&port={port}",
+            percent_encode(database),
+            folder.join("/")
+        );
+    }
     let host = if host.contains(':') { format!("[{host}]") } else { host.clone() };
     let mode = super::values::word(&MODES, sslmode);
     format!("postgres://{user}{password}@{host}:{port}/{}?sslmode={mode}", percent_encode(database))

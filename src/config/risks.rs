@@ -57,7 +57,7 @@ pub(super) fn of_second_line(section: &Section<'_>, postgres: &Postgres) {
 }
 
 fn of_postgres(postgres: &Postgres, warn: impl Fn(&str, &str)) {
-    let elsewhere = !address::is_loopback(&postgres.host);
+    let elsewhere = postgres.socket().is_none() && !address::is_loopback(&postgres.host);
     if elsewhere && postgres.sslmode == SslMode::Disable {
         warn("records cross the network in clear", "write ?sslmode=verify-full in the URL");
     }
@@ -72,6 +72,8 @@ fn of_postgres(postgres: &Postgres, warn: impl Fn(&str, &str)) {
 fn places(redis: &Redis) -> &[Place] {
     match &redis.topology {
         Topology::One(place) => std::slice::from_ref(place),
+        // Nothing that goes through it crosses a network.
+        Topology::Socket(_) => &[],
         Topology::Sentinel(Sentinels { places, .. }) | Topology::Cluster(places) => places,
     }
 }

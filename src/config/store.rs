@@ -90,6 +90,8 @@ impl Redis {
 pub enum Topology {
     /// One server: `redis://[user[:password]@]host[:port][/db]`.
     One(Place),
+    /// One server on this host, through its Unix socket: `redis+unix:///path[?db=0&user=…&pass=…]`.
+    Socket(PathBuf),
     /// A master that sentinels name: `redis+sentinel://[user[:password]@]host[:port],…/name[/db]`.
     Sentinel(Sentinels),
     /// A cluster, found through any of these nodes: `redis+cluster://[user[:password]@]host[:port],…`.
@@ -139,12 +141,14 @@ pub struct RedisTls {
     pub client: Option<(PathBuf, PathBuf)>,
 }
 
-/// One Postgres server: `postgres://user[:password]@host[:port]/database[?sslmode=…]`.
+/// One Postgres server: `postgres://user[:password]@host[:port]/database[?sslmode=…]`, or through its Unix socket
+/// `postgres://user[:password]@/database?host=/folder[&port=…]`.
 #[derive(Clone, Debug)]
 pub struct Postgres {
-    /// A DNS name or an IP address (v6 without brackets).
+    /// A DNS name or an IP address (v6 without brackets); or, as in libpq, the folder of the server's Unix socket, which
+    /// begins with a slash.
     pub host: String,
-    /// Default 5432.
+    /// Default 5432. It is in the name of a Unix socket, too.
     pub port: u16,
     /// The database's name.
     pub database: String,
@@ -158,6 +162,14 @@ pub struct Postgres {
     pub ca_file: Option<PathBuf>,
     /// PEM client certificate and key, both or none.
     pub client: Option<(PathBuf, PathBuf)>,
+}
+
+impl Postgres {
+    /// The server's Unix socket, where the host is a folder.
+    pub fn socket(&self) -> Option<PathBuf> {
+        let folder = self.host.starts_with('/').then_some(&self.host)?;
+        Some(PathBuf::from(folder).join(format!(".s.PGSQL.{}", self.port)))
+    }
 }
 
 /// What TLS to Postgres is asked to prove; the words are those of libpq.

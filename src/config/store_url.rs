@@ -8,14 +8,14 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::host_and_port;
 use super::mistakes::{Wrong, wrong};
-use super::postgres_url;
 use super::store::{Backend, Place, Redis, RedisTls, Sentinels, Topology};
+use super::{postgres_url, socket_url};
 
 /// What stands where a secret stood.
 pub(super) const MASK: &str = "***";
 
-const KINDS: &str = "write \"memory:\", \"disk:DIR\", \"redis://HOST\", \"redis+sentinel://HOSTS/NAME\", \
-                     \"redis+cluster://HOSTS\" (rediss for TLS) or \"postgres://USER:PASSWORD@HOST/DATABASE\"";
+const KINDS: &str = "write \"memory:\", \"disk:DIR\", \"redis://HOST\", \"redis+unix:///SOCKET\", \
+                     \"redis+sentinel://HOSTS/NAME\", \"redis+cluster://HOSTS\" (rediss for TLS) or \"postgres://USER:PASSWORD@HOST/DATABASE\"";
 const REDIS: &str = "write redis://[USER:PASSWORD@]HOST[:PORT][/DB], with odd characters of the password as %XX";
 const SENTINEL: &str = "write redis+sentinel://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT],…/MASTER[/DB]";
 const CLUSTER: &str = "write redis+cluster://[USER:PASSWORD@]HOST[:PORT],HOST[:PORT],…";
@@ -32,13 +32,23 @@ pub(super) fn parse(text: &str) -> Result<Backend, Wrong> {
         "memory" => Err(wrong("the memory store has no place", "write \"memory:\"")),
         "disk" => disk(rest),
         "redis" => redis(rest, false),
+        "redis+unix" | "unix" => socket_url::parse(rest).map(Backend::Redis),
         "rediss" => redis(rest, true),
         "redis+sentinel" => sentinel(rest, false),
         "rediss+sentinel" => sentinel(rest, true),
         "redis+cluster" => cluster(rest, false),
         "rediss+cluster" => cluster(rest, true),
         "postgres" | "postgresql" => postgres_url::parse(rest).map(Backend::Postgres),
+        _ if scheme.contains("unix") => Err(not_by_socket(scheme)),
         _ => Err(wrong("there is no store of this kind", KINDS)),
+    }
+}
+
+fn not_by_socket(scheme: &str) -> Wrong {
+    let right = "write redis+unix:///PATH, redis+sentinel://HOSTS/NAME or redis+cluster://HOSTS";
+    match scheme {
+        "rediss+unix" => wrong("there is no TLS on a Unix socket, which nobody outside this host can read", right),
+        _ => wrong("only a single Redis is reached through a Unix socket: others name their servers by host", right),
     }
 }
 
@@ -57,6 +67,9 @@ fn disk(dir: &str) -> Result<Backend, Wrong> {
 
 fn redis(rest: &str, tls: bool) -> Result<Backend, Wrong> {
     let (login, place, path) = parts(rest, REDIS)?;
+    if place.is_empty() && !path.is_empty() {
+        return Err(wrong("the URL has a path but no host", "write redis+unix:///PATH for a Unix socket"));
+    }
     let topology = Topology::One(self::place(place, PORT, REDIS)?);
     Ok(Backend::Redis(Redis { db: database(path)?, ..login.to(topology, tls) }))
 }
@@ -125,7 +138,7 @@ fn place(text: &str, usual_port: u16, right: &'static str) -> Result<Place, Wron
     }
 }
 
-fn database(path: &str) -> Result<i64, Wrong> {
+pub(super) fn database(path: &str) -> Result<i64, Wrong> {
     match path {
         "" => Ok(0),
         digits if digits.bytes().all(|b| b.is_ascii_digit()) && digits.len() <= 5 => Ok(digits.parse().unwrap_or(0)),
@@ -141,15 +154,20 @@ pub(super) fn credentials(text: &str) -> Result<Credentials, Wrong> {
     let Some((user, password)) = text.split_once(':') else {
         return Err(wrong("a user without a password", "write USER:PASSWORD@, or :PASSWORD@ for the default user"));
     };
-    let decode = |part: &str| {
-        percent_decode(part)
-            .ok_or_else(|| wrong("a % is not followed by two hex digits, or not UTF-8", "write a % as %25"))
-    };
-    let (user, password) = (decode(user)?, decode(password)?);
+    login(decoded(user)?, decoded(password)?)
+}
+
+/// A user, empty for the default one, and a password.
+pub(super) fn login(user: String, password: String) -> Result<Credentials, Wrong> {
     if password.is_empty() {
         return Err(wrong("the password is empty", "write USER:PASSWORD@, or leave out everything before the host"));
     }
     Ok(((!user.is_empty()).then_some(user), Some(password.into())))
+}
+
+/// What a part of a URL says.
+pub(super) fn decoded(part: &str) -> Result<String, Wrong> {
+    percent_decode(part).ok_or_else(|| wrong("a % is not followed by two hex digits, or not UTF-8", "write a % as %25"))
 }
 
 pub(super) fn percent_decode(text: &str) -> Option<String> {
@@ -190,6 +208,9 @@ pub(super) fn print(backend: &Backend) -> String {
             let list = |places: &[Place]| places.iter().map(print_place).collect::<Vec<_>>().join(",");
             match &redis.topology {
                 Topology::One(place) => format!("{scheme}://{user}{}/{}", print_place(place), redis.db),
+                Topology::Socket(path) => {
+                    socket_url::print(path, redis.db, redis.username.as_deref(), redis.password.as_ref())
+                }
                 Topology::Sentinel(Sentinels { places, master, .. }) => {
                     format!("{scheme}+sentinel://{user}{}/{master}/{}", list(places), redis.db)
                 }

@@ -87,14 +87,14 @@ impl Shared {
         Ok(Page { records: found.into_iter().map(|(position, record)| (position.id, record)).collect(), cursor })
     }
 
-    fn sweep(&self) {
+    async fn sweep(&self) {
         let (mut claimed, mut unknown) = (0, 0);
         for shard in &self.shards {
             loop {
-                let mut shard = lock(shard);
-                let swept = shard.sweep(self.clock.now(), SWEEP_SLICE);
-                let counts = shard.open_counts();
-                drop(shard);
+                let (swept, counts) = {
+                    let mut shard = lock(shard);
+                    (shard.sweep(self.clock.now(), SWEEP_SLICE), shard.open_counts())
+                };
                 for id in &swept.lapsed {
                     self.metrics.stale_claim(id.route());
                     self.watchers.wake(id);
@@ -104,6 +104,8 @@ impl Shared {
                     unknown += counts.1;
                     break;
                 }
+                // It may be a million, on the thread that accepts connections and answers probes.
+                tokio::task::yield_now().await;
             }
         }
         self.metrics.set_records_open("claimed", claimed);
@@ -121,7 +123,7 @@ async fn sweep_forever(memory: Memory) {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        memory.0.sweep();
+        memory.0.sweep().await;
     }
 }
 

@@ -4,6 +4,7 @@ use std::process::Output;
 
 use serde_json::Value;
 
+use crate::redis_server;
 use crate::support::proxy::Proxy;
 use crate::support::redis::RedisServer;
 use crate::support::{eventually, within_deadline};
@@ -58,6 +59,22 @@ async fn reports_a_server_on_which_the_promise_holds() {
     assert_eq!(keys, "*0\r\n");
     let open = String::from_utf8(server.command(&["KEYS", "*:open"]).await).unwrap();
     assert_eq!(open, "*0\r\n");
+}
+
+#[tokio::test]
+async fn reports_a_server_behind_a_unix_socket() {
+    let server = redis_server::RedisServer::start(&["--unixsocket", "redis.sock"]);
+    let socket = server.dir.path().join("redis.sock");
+    let (code, report, _) = check(&format!("redis+unix://{}?db=2", socket.display())).await;
+    assert_eq!((code, &report["holds"]), (0, &Value::Bool(true)), "{report:#}");
+    assert!(report["facts"]["operations"].as_str().unwrap().contains("each was run"), "{report:#}");
+    let (code, _, complaints) = check(&format!("unix://{}.gone?pass=s3cr3t", socket.display())).await;
+    assert_eq!(code, 1);
+    assert!(complaints.contains("cannot be reached") && complaints.contains("redis.sock.gone"), "{complaints}");
+    assert!(!complaints.contains("s3cr3t"), "{complaints}");
+    let (code, _, complaints) = check("redis+cluster+unix:///run/redis.sock").await;
+    assert_eq!(code, 2);
+    assert!(complaints.contains("only a single Redis is reached through a Unix socket"), "{complaints}");
 }
 
 #[tokio::test]

@@ -20,6 +20,7 @@ mod postgres;
 mod replicas;
 mod second_line;
 mod slots;
+mod sockets;
 mod trips;
 
 /// One process: a store, its metrics and its background work.

@@ -125,7 +125,7 @@ fn mistakes_of_all_layers_come_together() {
              write an IP address and a port, such as \"127.0.0.1:8080\", \"[::1]:8080\" or \"localhost:8080\"",
             "ONCEPROXY_LOG: log.level: \"wran\" is not a choice; did you mean \"warn\"?",
             "--store: store.url: there is no store of this kind; \
-             write \"memory:\", \"disk:DIR\", \"redis://HOST\", \"redis+sentinel://HOSTS/NAME\", \
+             write \"memory:\", \"disk:DIR\", \"redis://HOST\", \"redis+unix:///SOCKET\", \"redis+sentinel://HOSTS/NAME\", \
              \"redis+cluster://HOSTS\" (rediss for TLS) or \"postgres://USER:PASSWORD@HOST/DATABASE\"",
         ]
     );

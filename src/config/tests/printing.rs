@@ -70,6 +70,31 @@ fn secrets_are_read_and_never_printed() {
 }
 
 #[test]
+fn a_unix_socket_of_redis_has_its_login_behind_it() {
+    let url = "redis+unix:///run/re%20dis.sock?user=us%26er&pass=s3cr3t%26?/&db=3";
+    let loaded = loaded(&format!("[store]\nurl = {url:?}\n{}", route_with("")));
+    let Backend::Redis(redis) = &loaded.config.store.backend else { panic!("not Redis") };
+    let store::Topology::Socket(path) = &redis.topology else { panic!("not a socket") };
+    assert_eq!((path.to_str(), redis.db), (Some("/run/re dis.sock"), 3));
+    assert_eq!(redis.username.as_deref(), Some("us&er"));
+    assert_eq!(redis.password.as_ref().unwrap().expose_secret(), "s3cr3t&?/");
+    let printed = effective(&loaded.config);
+    assert!(printed.contains("url = \"redis+unix:///run/re%20dis.sock?db=3&user=us%26er&pass=***\""), "{printed}");
+    assert!(!format!("{loaded:?}").contains("s3cr3t"));
+}
+
+#[test]
+fn a_unix_socket_of_postgres_is_in_the_folder_that_is_its_host() {
+    let url = "postgres://onceproxy:s3cr3t@/payments?host=/run/post%20gres/&port=6432";
+    let loaded = loaded(&format!("[store]\nurl = {url:?}\n{}", route_with("")));
+    let Backend::Postgres(postgres) = &loaded.config.store.backend else { panic!("not Postgres") };
+    assert_eq!(postgres.socket().as_deref(), Some(Path::new("/run/post gres/.s.PGSQL.6432")));
+    let printed = effective(&loaded.config);
+    let masked = "url = \"postgres://onceproxy:***@/payments?host=/run/post%20gres&port=6432\"";
+    assert!(printed.contains(masked), "{printed}");
+}
+
+#[test]
 fn masked_settings_load_again_with_a_warning_for_each_mask() {
     let config = loaded(&format!("{SECRETS}{}", route_with(""))).config;
     let again = loaded(&effective(&config));
@@ -91,6 +116,13 @@ fn no_message_repeats_a_secret() {
         "[store]\nurl = \"redis://u:s3cr3t@h:port\"\n",
         "[store]\nurl = \"rediss:u:s3cr3t@h\"\n",
         "[store]\nurl = \"s3cr3t\"\n",
+        "[store]\nurl = \"redis+unix://u:s3cr3t@/h\"\n",
+        "[store]\nurl = \"redis+unix:///h?pass=a&s3cr3t\"\n",
+        "[store]\nurl = \"redis+unix:///h?pass=s3cr3t&pass=s3cr3t\"\n",
+        "[store]\nurl = \"redis+unix:///h?db=s3cr3t\"\n",
+        "[store]\nurl = \"rediss+unix:///h?pass=s3cr3t\"\n",
+        "[store]\nurl = \"postgres://u:p@/d?host=s3cr3t\"\n",
+        "[store]\nurl = \"postgres://u:p@/d?port=s3cr3t\"\n",
         "[store]\nurl = [\"redis://u:s3cr3t@h\"]\n",
         "[[route]]\nname = \"x\"\nupstream = \"http://u:s3cr3t@h\"\n",
         "[[route]]\nname = \"x\"\nupstream = \"u:s3cr3t@h\"\n",

@@ -1,13 +1,14 @@
 //! One shard of the memory store: a part of the records with their indexes, under one lock.
 //!
-//! It keeps the indexes true to the records, whatever a rule does. Locks, clock and watchers are the store's.
+//! It keeps the indexes true to the records, whatever a rule does, and a record in no more memory than it needs: there may
+//! be a million. Locks, clock and watchers are the store's.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::ops::Bound;
 
 use super::super::index::{Marks, Position, as_shown, has_lapsed, matches, unchanged};
 use super::super::{OpenState, Query};
-use crate::record::{Record, RecordId, Slot, TOMBSTONE_TTL, Timestamp, Token};
+use crate::record::{Record, RecordId, Slot, State, TOMBSTONE_TTL, Timestamp, Token};
 
 /// What became of a record when a rule was applied.
 pub(super) struct Applied<R> {
@@ -27,7 +28,8 @@ pub(super) struct Swept {
 
 #[derive(Default)]
 pub(super) struct Shard {
-    records: HashMap<RecordId, Record>,
+    // Boxed: a map has room for up to twice its entries, and moves them all under the lock when it grows.
+    records: HashMap<RecordId, Box<Record>>,
     open: BTreeSet<Position>,
     due: BTreeSet<(Timestamp, RecordId)>,
     tombstones: HashMap<(RecordId, Token), Timestamp>,
@@ -46,7 +48,7 @@ impl Shard {
         now: Timestamp,
         rule: impl FnOnce(&mut Slot) -> R,
     ) -> Applied<R> {
-        let before = self.records.get(id).cloned();
+        let before = self.record(id).cloned();
         let buried = token.is_some_and(|token| self.is_buried(id, token, now));
         let mut slot = Slot { record: before.clone(), tombstone: buried };
         let reply = rule(&mut slot);
@@ -63,7 +65,11 @@ impl Shard {
 
     /// The record as it is shown at `now`.
     pub(super) fn get(&self, id: &RecordId, now: Timestamp) -> Option<Record> {
-        as_shown(self.records.get(id)?.clone(), now)
+        as_shown(self.record(id)?.clone(), now)
+    }
+
+    fn record(&self, id: &RecordId) -> Option<&Record> {
+        self.records.get(id).map(Box::as_ref)
     }
 
     /// Adds the open records after this position that the query wants, oldest first, one more than fit on its page.
@@ -90,7 +96,7 @@ impl Shard {
                 swept.more = self.sweep_tombstones(now, limit);
                 return swept;
             };
-            let before = self.records.get(&id).cloned();
+            let before = self.record(&id).cloned();
             let after = before.clone().and_then(|record| as_shown(record, now));
             if has_lapsed(before.as_ref(), after.as_ref()) {
                 swept.lapsed.push(id.clone());
@@ -144,10 +150,11 @@ impl Shard {
         if let Some(due) = new.due.filter(|_| old.due != new.due) {
             self.due.insert((due, id.clone()));
         }
-        match after {
-            Some(record) => self.records.insert(id.clone(), record),
-            None => self.records.remove(id),
-        };
+        match (after.map(compact), self.records.get_mut(id)) {
+            (Some(record), Some(kept)) => **kept = record,
+            (Some(record), None) => drop(self.records.insert(id.clone(), Box::new(record))),
+            (None, _) => drop(self.records.remove(id)),
+        }
     }
 
     fn count(&mut self, state: OpenState) -> &mut u64 {
@@ -156,4 +163,11 @@ impl Shard {
             OpenState::Unknown => &mut self.unknown,
         }
     }
+}
+
+fn compact(mut record: Record) -> Record {
+    if let State::Completed { response, .. } | State::Unknown { response: Some(response), .. } = &mut record.state {
+        *response = response.compact();
+    }
+    record
 }

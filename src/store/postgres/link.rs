@@ -3,15 +3,18 @@
 //! How such a link works is `store::link`'s; whether to repeat what was asked on it is decided in `ask`.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio_postgres::config::SslMode as DriverSslMode;
 use tokio_postgres::error::SqlState;
+use tokio_postgres::tls::TlsConnect;
 use tokio_postgres::{AsyncMessage, Client, Config, Connection as Driver, NoTls};
 
 use super::tls::Tls;
@@ -27,6 +30,8 @@ const LEAST_USER_TIMEOUT: Duration = Duration::from_secs(2);
 pub(super) struct Endpoint {
     host: String,
     port: u16,
+    /// Where the host is a folder.
+    socket: Option<PathBuf>,
     login: Config,
     /// Asked for at login: bounds on the server's side, and a mark by which a direct connection is known.
     options: String,
@@ -62,6 +67,7 @@ impl Endpoint {
         Ok(Endpoint {
             host: config.host.clone(),
             port: config.port,
+            socket: config.socket(),
             login,
             options,
             tls,
@@ -72,9 +78,10 @@ impl Endpoint {
 
     /// Where it is, for the log.
     pub(super) fn address(&self) -> String {
-        match self.host.contains(':') {
-            true => format!("[{}]:{}", self.host, self.port),
-            false => format!("{}:{}", self.host, self.port),
+        match &self.socket {
+            Some(path) => path.display().to_string(),
+            None if self.host.contains(':') => format!("[{}]:{}", self.host, self.port),
+            None => format!("{}:{}", self.host, self.port),
         }
     }
 
@@ -104,20 +111,34 @@ impl Endpoint {
     }
 
     async fn log_in(&self, login: &Config, heard: Option<UnboundedSender<String>>) -> Result<Connection, Unconnected> {
-        let tcp = self.tcp().await.map_err(|e| Unconnected::Io(Arc::new(e)))?;
-        let refused = |e| Unconnected::Driver(Arc::new(e));
-        let (client, driver) = match &self.tls {
-            None => {
-                let (client, driver) = login.connect_raw(tcp, NoTls).await.map_err(refused)?;
-                (client, tokio::spawn(drive(driver, heard)))
-            }
-            Some(tls) => {
-                let (client, driver) = login.connect_raw(tcp, tls.clone()).await.map_err(refused)?;
-                (client, tokio::spawn(drive(driver, heard)))
-            }
-        };
-        Ok(Connection { client: Arc::new(client), driver: Arc::new(Running(driver)) })
+        let away = |e| Unconnected::Io(Arc::new(e));
+        if let Some(path) = &self.socket {
+            return begin(login, UnixStream::connect(path).await.map_err(away)?, NoTls, heard).await;
+        }
+        let tcp = self.tcp().await.map_err(away)?;
+        match &self.tls {
+            None => begin(login, tcp, NoTls, heard).await,
+            Some(tls) => begin(login, tcp, tls.clone(), heard).await,
+        }
     }
+}
+
+/// Logs in, and has a task move the bytes from then on.
+async fn begin<S, T>(
+    login: &Config,
+    stream: S,
+    tls: T,
+    heard: Option<UnboundedSender<String>>,
+) -> Result<Connection, Unconnected>
+where
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    T: TlsConnect<S>,
+    T::Stream: Send + 'static,
+{
+    let connected = login.connect_raw(stream, tls).await;
+    let (client, driver) = connected.map_err(|e| Unconnected::Driver(Arc::new(e)))?;
+    let task = tokio::spawn(drive(driver, heard));
+    Ok(Connection { client: Arc::new(client), driver: Arc::new(Running(task)) })
 }
 
 /// A pooler in transaction mode knows only some of the parameters of a login.
@@ -131,8 +152,8 @@ fn says(error: &tokio_postgres::error::DbError, what: &str) -> bool {
 
 async fn drive<S, T>(mut driver: Driver<S, T>, heard: Option<UnboundedSender<String>>)
 where
-    S: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
-    T: tokio::io::AsyncRead + tokio::io::AsyncWrite + Unpin,
+    S: AsyncRead + AsyncWrite + Unpin,
+    T: AsyncRead + AsyncWrite + Unpin,
 {
     while let Some(message) = std::future::poll_fn(|cx| driver.poll_message(cx)).await {
         match message {

@@ -233,7 +233,7 @@ impl Directory {
                 owners.push(None);
                 continue;
             };
-            let owner = match servers.iter().position(|server| server.place() == place) {
+            let owner = match servers.iter().position(|server| server.place() == Some(place)) {
                 Some(owner) => owner,
                 None => {
                     servers.push(self.server_named(place, old.as_deref())?);
@@ -260,7 +260,8 @@ impl Directory {
         if let Guide::Cluster(guide) = &self.guide {
             return guide.server_at(place, &self.access).map_err(|error| error.to_string());
         }
-        let known = old.and_then(|old| old.servers.iter().find(|server| server.place() == place && !server.is_left()));
+        let known =
+            old.and_then(|old| old.servers.iter().find(|server| server.place() == Some(place) && !server.is_left()));
         match known {
             Some(server) => Ok(Arc::clone(server)),
             None => {

@@ -226,7 +226,7 @@ fn redirection(error: &RedisError, server: Option<&Server>) -> Option<Place> {
     let (address, _) = error.redirect_node()?;
     let (host, port) = address.rsplit_once(':')?;
     let host = match host.trim_matches(['[', ']']) {
-        "" => server?.place().host.clone(),
+        "" => server?.place()?.host.clone(),
         host => host.to_owned(),
     };
     Some(Place { host, port: port.parse().ok()? })

@@ -1,8 +1,9 @@
-//! One server: where it is, how to get in, and what was last seen of it.
+//! One server: where it is, how to get in, and what was last seen of it. One on this host may be behind a Unix socket.
 //!
 //! Which servers there are, and which of them an operation goes to, is `topology`'s affair.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,8 +12,10 @@ use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value};
 use rustls::pki_types::ServerName;
 use secrecy::{ExposeSecret, SecretString};
-use tokio::net::TcpStream;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinHandle;
 use tokio_rustls::TlsConnector;
 
 use super::health::{Condition, Watched};
@@ -61,11 +64,17 @@ fn login(username: Option<&str>, password: Option<&SecretString>) -> RedisConnec
     login
 }
 
+/// How bytes get to a server.
+enum Way {
+    Tcp(Place),
+    Tls(Place, TlsConnector, ServerName<'static>),
+    Socket(PathBuf),
+}
+
 /// A server.
 pub(super) struct Server {
-    place: Place,
+    way: Way,
     access: Arc<Access>,
-    name: Option<ServerName<'static>>,
     // Whether each connection begins with the question whether this is a master.
     asks_role: bool,
     is_left: AtomicBool,
@@ -78,13 +87,22 @@ pub(super) struct Server {
 impl Server {
     /// A server at this place. Fails if no certificate can carry the host's name.
     pub(super) fn new(place: Place, access: Arc<Access>) -> Result<Server, OpenError> {
-        let host = place.host.clone();
-        let name = access.tls.as_ref().map(|_| ServerName::try_from(host)).transpose().map_err(|e| {
+        let Some(connector) = access.tls.clone() else { return Ok(Server::by(Way::Tcp(place), access)) };
+        let name = ServerName::try_from(place.host.clone()).map_err(|e| {
             OpenError::new(format!("store.url: {} is not a name that a certificate can carry", place.host)).because(e)
         })?;
+        Ok(Server::by(Way::Tls(place, connector, name), access))
+    }
+
+    /// The server that listens on this socket.
+    pub(super) fn at_socket(path: PathBuf, access: Arc<Access>) -> Server {
+        Server::by(Way::Socket(path), access)
+    }
+
+    fn by(way: Way, access: Arc<Access>) -> Server {
         let condition = Condition::new(access.watched.clone());
         let (is_left, generation) = (AtomicBool::new(false), AtomicU64::new(0));
-        Ok(Server { place, access, name, asks_role: false, is_left, generation, condition })
+        Server { way, access, asks_role: false, is_left, generation, condition }
     }
 
     /// The same, of which every connection must be one to a master.
@@ -92,15 +110,23 @@ impl Server {
         Server { asks_role: true, ..self }
     }
 
-    /// Where it is.
-    pub(super) fn place(&self) -> &Place {
-        &self.place
+    /// Where it is, on a network.
+    pub(super) fn place(&self) -> Option<&Place> {
+        match &self.way {
+            Way::Tcp(place) | Way::Tls(place, ..) => Some(place),
+            Way::Socket(_) => None,
+        }
     }
 
     /// Where it is, for the log.
     pub(super) fn address(&self) -> String {
-        let Place { host, port } = &self.place;
-        if host.contains(':') { format!("[{host}]:{port}") } else { format!("{host}:{port}") }
+        match &self.way {
+            Way::Tcp(Place { host, port }) | Way::Tls(Place { host, port }, ..) if host.contains(':') => {
+                format!("[{host}]:{port}")
+            }
+            Way::Tcp(Place { host, port }) | Way::Tls(Place { host, port }, ..) => format!("{host}:{port}"),
+            Way::Socket(path) => path.display().to_string(),
+        }
     }
 
     /// Whether another server has its part by now.
@@ -124,8 +150,8 @@ impl Server {
         self.generation.load(Ordering::Relaxed)
     }
 
-    async fn tcp(&self) -> io::Result<TcpStream> {
-        let stream = TcpStream::connect((self.place.host.as_str(), self.place.port)).await?;
+    async fn tcp(&self, place: &Place) -> io::Result<TcpStream> {
+        let stream = TcpStream::connect((place.host.as_str(), place.port)).await?;
         stream.set_nodelay(true)?;
         let socket = socket2::SockRef::from(&stream);
         socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4))?;
@@ -155,20 +181,26 @@ impl Server {
         config: AsyncConnectionConfig,
     ) -> Result<Connection, RedisError> {
         let generation = self.generation();
-        let tcp = self.tcp().await?;
-        let (commands, task) = match self.access.tls.as_ref().zip(self.name.as_ref()) {
-            None => {
-                let (commands, driver) = MultiplexedConnection::new_with_config(login, tcp, config).await?;
-                (commands, tokio::spawn(driver))
+        let (commands, task) = match &self.way {
+            Way::Tcp(place) => log_in(login, self.tcp(place).await?, config).await?,
+            Way::Tls(place, connector, name) => {
+                let stream = connector.connect(name.clone(), self.tcp(place).await?).await?;
+                log_in(login, stream, config).await?
             }
-            Some((connector, name)) => {
-                let stream = connector.connect(name.clone(), tcp).await?;
-                let (commands, driver) = MultiplexedConnection::new_with_config(login, stream, config).await?;
-                (commands, tokio::spawn(driver))
-            }
+            Way::Socket(path) => log_in(login, UnixStream::connect(path).await?, config).await?,
         };
         Ok(Connection::new(commands, task, generation))
     }
+}
+
+/// Logs in, and has a task move the bytes from then on.
+async fn log_in<S: AsyncRead + AsyncWrite + Send + Unpin + 'static>(
+    login: &RedisConnectionInfo,
+    stream: S,
+    config: AsyncConnectionConfig,
+) -> Result<(MultiplexedConnection, JoinHandle<()>), RedisError> {
+    let (commands, driver) = MultiplexedConnection::new_with_config(login, stream, config).await?;
+    Ok((commands, tokio::spawn(driver)))
 }
 
 /// A server that was demoted still takes connections, and would answer what only reads from data that lag behind.

@@ -24,6 +24,7 @@ impl Topology {
         let access = Access::new(config, timeout, watched)?;
         Ok(match &config.topology {
             Config::One(place) => Topology::One(Arc::new(Server::new(place.clone(), Arc::new(access))?)),
+            Config::Socket(path) => Topology::One(Arc::new(Server::at_socket(path.clone(), Arc::new(access)))),
             Config::Sentinel(sentinels) => {
                 Topology::Changing(Arc::new(Directory::of_sentinels(sentinels, access, timeout)?))
             }

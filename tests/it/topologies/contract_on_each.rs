@@ -10,7 +10,7 @@ use crate::support::tls::Authority;
 use crate::support::topologies::{Cluster, Entry, Watched};
 
 /// The suite through two processes, and the sweep when one of them is gone.
-async fn keeps_the_contract(config: &StoreConfig) {
+pub(super) async fn keeps_the_contract(config: &StoreConfig) {
     let (one, two) = (Process::ready(config).await, Process::ready(config).await);
     let handles = std::cell::Cell::new(0);
     contract::suite(|| {
@@ -36,7 +36,7 @@ async fn a_master_behind_sentinels_keeps_the_contract() {
 }
 
 /// What docs/stores.md shows in the block that begins with this line, without the user's name and password.
-fn documented(first: &str) -> String {
+pub(super) fn documented(first: &str) -> String {
     let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/stores.md")).unwrap();
     let rights = docs
         .lines()
@@ -100,7 +100,7 @@ async fn a_master_behind_sentinels_keeps_it_with_tls_and_the_least_rights() {
 }
 
 /// The commands that the user was denied, besides CONFIG, which only says more for the log.
-fn denied(log: &str) -> Vec<&str> {
+pub(super) fn denied(log: &str) -> Vec<&str> {
     let lines: Vec<&str> = log.lines().collect();
     let objects = lines.windows(2).filter(|pair| pair[0] == "object").map(|pair| pair[1]);
     objects.filter(|object| !object.starts_with("config")).collect()

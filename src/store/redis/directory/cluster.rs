@@ -36,7 +36,7 @@ impl Guide {
     /// The node at this place, the same each time for as long as it is not forgotten.
     pub(super) fn server_at(&self, place: &Place, access: &Arc<Access>) -> Result<Arc<Server>, OpenError> {
         let mut links = self.links.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(link) = links.iter().find(|link| link.server().place() == place) {
+        if let Some(link) = links.iter().find(|link| link.server().place() == Some(place)) {
             return Ok(Arc::clone(link.server()));
         }
         let server = Arc::new(Server::new(place.clone(), Arc::clone(access))?);
@@ -94,7 +94,8 @@ fn read(server: &Server, answer: &[Value]) -> Result<View, String> {
     let field = |name: &str| info.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
     let epoch = field("cluster_current_epoch").and_then(|epoch| epoch.parse().ok()).unwrap_or(0);
     let Value::Array(ranges) = slots else { return Err("CLUSTER SLOTS is not understood".into()) };
-    let ranges: Option<Vec<_>> = ranges.iter().map(|range| self::range(range, &server.place().host)).collect();
+    let asked = server.place().map_or("", |place| &place.host);
+    let ranges: Option<Vec<_>> = ranges.iter().map(|range| self::range(range, asked)).collect();
     let ranges = ranges.ok_or("CLUSTER SLOTS is not understood")?;
     if ranges.is_empty() {
         return Err("it knows of no slots".into());
