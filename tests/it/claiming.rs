@@ -204,11 +204,6 @@ on_each_store! {
 }
 
 on_shared_stores! {
-    async fn a1_simultaneous_requests_to_two_proxies_run_once(store) {
-        let world = World::build(store).proxies(2).route("on_duplicate = \"reject\"").start().await;
-        hundred_at_once_are_rejected_but_one(&world).await;
-    }
-
     async fn a3_an_owner_keeps_its_claim_against_another_proxy(store) {
         let world = World::build(store).proxies(2).route("on_duplicate = \"reject\"").start().await;
         let gate = Gate::new();
@@ -279,12 +274,23 @@ on_shared_stores! {
         Request::pay().key("k-1").send(world.proxies[1].address).await.assert_executed(201);
         assert_eq!(world.executions(), 2);
     }
+}
 
+on_stores! {
+    [redis postgres second_line cluster sentinel]
+    async fn a1_simultaneous_requests_to_two_proxies_run_once(store) {
+        let world = World::build(store).proxies(2).route("on_duplicate = \"reject\"").start().await;
+        hundred_at_once_are_rejected_but_one(&world).await;
+    }
+}
+
+on_stores! {
+    [redis postgres second_line cluster]
     async fn a7_a_claim_whose_reply_broke_off_recognises_itself(store) {
         let world = World::build(store).relayed().route("on_duplicate = \"reject\"").start().await;
         // The scripts are loaded and the connections open: what gets lost is the claim's own reply.
         world.pay("warm-up").await.assert_executed(201);
-        world.relay().lose_reply_to(":r:", Loss::Cut);
+        world.relay().lose_reply_to(store.claims_by(), Loss::Cut);
         world.pay("k-1").await.assert_executed(201);
         assert_eq!((world.relay().lost(), world.executions()), (1, 2));
         world.pay("k-1").await.assert_replay(201);
@@ -294,7 +300,7 @@ on_shared_stores! {
         let builder = World::build(store).relayed().store("timeout = \"1s\"");
         let world = builder.route("on_duplicate = \"reject\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
-        world.relay().lose_reply_to(":r:", Loss::Late);
+        world.relay().lose_reply_to(store.claims_by(), Loss::Late);
         world.upstream.next(reply(429));
         // Granted by a repeated message and then released, or given up: either way the attempt ends.
         let first = world.pay("k-1").await;
@@ -309,7 +315,7 @@ on_shared_stores! {
     async fn a7_a_claim_whose_connection_fell_silent_is_never_its_own_stranger(store) {
         let world = World::build(store).relayed().store("timeout = \"2s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
-        world.relay().lose_reply_to(":r:", Loss::Silence);
+        world.relay().lose_reply_to(store.claims_by(), Loss::Silence);
         let answer = world.pay("k-1").await;
         assert_eq!(world.relay().lost(), 1);
         // Within the store's timeout it may find a new connection or not; it must not take itself for another.

@@ -8,6 +8,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 /// The user of the tests, who may do everything and needs no password.
@@ -34,7 +35,8 @@ impl PostgresServer {
             // A process that is to end with its parent ends with the thread that started it: so that one must stay.
             std::thread::spawn(move || {
                 let folder = new_folder().keep();
-                let _ = sender.send(PostgresServer::start_in(folder, None, &[]));
+                // As many as a machine with many cores opens at once.
+                let _ = sender.send(PostgresServer::start_in(folder, None, &["max_connections=1500"]));
                 loop {
                     std::thread::park();
                 }
@@ -175,6 +177,12 @@ impl Drop for PostgresServer {
         self.signal("QUIT");
         let _ = self.child.wait();
     }
+}
+
+/// A name for a schema that no other test has.
+pub(crate) fn fresh_schema() -> String {
+    static NUMBER: AtomicU32 = AtomicU32::new(0);
+    format!("once.{}", NUMBER.fetch_add(1, Ordering::Relaxed))
 }
 
 /// A pooler before a server, in transaction mode.

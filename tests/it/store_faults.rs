@@ -26,8 +26,8 @@ async fn once_free(world: &World, key: &str) -> Answer {
 
 on_shared_stores! {
     async fn g1_without_its_store_a_keyed_request_is_refused(store) {
-        let mut world = World::build(store).store("timeout = \"500ms\"").start().await;
-        world.redis.as_mut().unwrap().kill();
+        let mut world = World::build(store).alone().store("timeout = \"500ms\"").start().await;
+        world.stop_store();
         for pending in [world.begin_pay("k-1"), world.begin_pay("k-1"), world.begin_pay("k-2")] {
             assert_refused(&pending.answer().await);
         }
@@ -35,15 +35,15 @@ on_shared_stores! {
         // What is not protected does not need the store.
         assert_eq!(world.send(&Request::new("GET", "/pay")).await.status, 201);
         eventually("/readyz to turn false", async || (world.proxy().readyz().await == Some(503)).then_some(())).await;
-        world.redis.as_mut().unwrap().restart().await;
+        world.start_store().await;
         once_back(&world).await.assert_executed(201);
         eventually("/readyz to turn true", async || (world.proxy().readyz().await == Some(200)).then_some(())).await;
     }
 
     async fn g1_a_route_may_forward_without_protection_and_says_so(store) {
         let mut world =
-            World::build(store).store("timeout = \"500ms\"").route("on_store_error = \"forward\"").start().await;
-        world.redis.as_mut().unwrap().kill();
+            World::build(store).alone().store("timeout = \"500ms\"").route("on_store_error = \"forward\"").start().await;
+        world.stop_store();
         for n in 1..=2 {
             let answer = world.pay("k-1").await;
             answer.assert_executed(201);
@@ -58,8 +58,8 @@ on_shared_stores! {
 
     async fn g1_forwarded_duplicates_on_one_process_still_join(store) {
         let mut world =
-            World::build(store).store("timeout = \"500ms\"").route("on_store_error = \"forward\"").start().await;
-        world.redis.as_mut().unwrap().kill();
+            World::build(store).alone().store("timeout = \"500ms\"").route("on_store_error = \"forward\"").start().await;
+        world.stop_store();
         let gate = Gate::new();
         world.upstream.next(reply(201).body("one").behind(&gate));
         let first = world.begin_pay("k-1");
@@ -114,28 +114,28 @@ on_shared_stores! {
         assert_eq!(world.executions(), 2, "what was refused was sent after all");
     }
 
-    async fn g2_a_paused_redis_burns_no_key(store) {
-        let world = World::build(store).store("timeout = \"500ms\"").route("lease = \"1s\"").start().await;
+    async fn g2_a_paused_store_burns_no_key(store) {
+        let world = World::build(store).alone().store("timeout = \"500ms\"").route("lease = \"1s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
-        world.redis().pause();
+        world.pause_store();
         assert_refused(&world.pay("k-1").await);
-        world.redis().resume();
-        // Redis now makes the claim that it was asked for; nobody uses it, so it must not end as unknown.
+        world.resume_store();
+        // It now makes the claim that it was asked for; nobody uses it, so it must not end as unknown.
         once_back(&world).await.assert_executed(201);
         assert_eq!(world.executions(), 2);
     }
 
-    async fn g2_a_redis_that_hangs_longer_than_a_lease_burns_no_key(store) {
-        let world = World::build(store).store("timeout = \"1s\"").route("lease = \"2s\"").start().await;
+    async fn g2_a_store_that_hangs_longer_than_a_lease_burns_no_key(store) {
+        let world = World::build(store).alone().store("timeout = \"1s\"").route("lease = \"2s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
-        world.redis().pause();
+        world.pause_store();
         let keys: Vec<_> = (0..10).map(|n| format!("k-{n}")).collect();
         let refused: Vec<_> = keys.iter().map(|key| world.begin_pay(key)).collect();
         for pending in refused {
             assert_refused(&pending.answer().await);
         }
         pass(Duration::from_secs(5)).await;
-        world.redis().resume();
+        world.resume_store();
         // The claims that lay in its buffers are made now; their leases begin when nobody uses them any more.
         for key in &keys {
             once_free(&world, key).await.assert_executed(201);
@@ -166,6 +166,99 @@ on_shared_stores! {
         assert_eq!(world.proxy().metric("onceproxy_stale_claims_total", &[]).await, 0.0);
     }
 
+    /// The renewal of one second hangs when the answer comes; waited out, the write that follows it would last longer than
+    /// the caller does, who would be told that nobody knows what the upstream has just said.
+    async fn a_renewal_that_hangs_does_not_keep_the_caller_from_its_answer(store) {
+        let world = World::build(store).alone()
+            .store("timeout = \"3s\"")
+            .route("lease = \"3s\"\n timeout = \"6500ms\"")
+            .start()
+            .await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("one").behind(&gate));
+        let first = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.pause_store();
+        pass(ms(1800)).await;
+        gate.open();
+        let answer = first.answer().await;
+        world.resume_store();
+        assert_eq!((answer.status, answer.text().as_str()), (201, "one"), "{}", answer.shown());
+        assert_eq!(answer.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=not-recorded"));
+        once_back(&world).await.assert_replay(201);
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn a_relay_that_delays_everything_changes_nothing(store) {
+        let world = World::build(store).relayed().start().await;
+        world.relay().delay(ms(20));
+        for n in 0..5 {
+            let key = format!("k-{n}");
+            world.pay(&key).await.assert_executed(201);
+            world.pay(&key).await.assert_replay(201);
+        }
+        assert_eq!(world.executions(), 5);
+    }
+}
+
+on_stores! {
+    // The second line would not have forgotten.
+    [redis postgres]
+    async fn a_forgotten_claim_is_written_anew_while_its_attempt_runs(store) {
+        let world = World::build(store).proxies(2).route("lease = \"1s\"\n on_duplicate = \"reject\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("done").behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.forget_everything().await;
+        eventually("the claim to be written anew", async || {
+            (world.proxy().metric("onceproxy_rewritten_claims_total", &[("route", "pay")]).await >= 1.0).then_some(())
+        })
+        .await;
+        Request::pay().key("k-1").send(world.proxies[1].address).await.assert_in_flight();
+        gate.open();
+        owner.answer().await.assert_executed(201);
+        let replay = Request::pay().key("k-1").send(world.proxies[1].address).await;
+        assert_eq!(replay.assert_replay(201).text(), "done");
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn an_answer_whose_claim_was_forgotten_is_recorded_all_the_same(store) {
+        let world = World::build(store).proxies(2).route("lease = \"30s\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("done").behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.forget_everything().await;
+        gate.open();
+        owner.answer().await.assert_executed(201);
+        let replay = Request::pay().key("k-1").send(world.proxies[1].address).await;
+        assert_eq!(replay.assert_replay(201).text(), "done");
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn an_owner_never_gets_the_answer_to_another_request_that_took_its_forgotten_key(store) {
+        let world = World::build(store).proxies(2).route("lease = \"30s\"").start().await;
+        let gate = Gate::new();
+        world.upstream.next(reply(201).body("ten").behind(&gate));
+        let owner = world.begin_pay("k-1");
+        world.upstream.reached(1).await;
+        world.forget_everything().await;
+        let other = Request::new("POST", "/pay").json(r#"{"amount":20}"#).key("k-1");
+        world.upstream.next(reply(201).body("twenty"));
+        assert_eq!(other.send(world.proxies[1].address).await.assert_executed(201).text(), "twenty");
+        gate.open();
+        let first = owner.answer().await;
+        assert_eq!(first.assert_executed(201).text(), "ten");
+        assert_eq!(first.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=not-recorded"));
+        world.pay("k-1").await.assert_problem(422, "key-reused");
+        assert_eq!(other.send(world.address()).await.assert_replay(201).text(), "twenty");
+        assert_eq!(world.proxy().metric("onceproxy_lost_writes_total", &[]).await, 1.0);
+    }
+}
+
+on_stores! {
+    [redis]
     async fn an_empty_value_under_a_records_key_is_no_free_key(store) {
         let world = World::with(store, "on_store_error = \"forward\"").await;
         world.pay("k-1").await.assert_executed(201);
@@ -207,81 +300,6 @@ on_shared_stores! {
         world.redis().command(&["CONFIG", "SET", "maxmemory-policy", "noeviction"]).await;
         world.proxies[0].restart().await;
         world.pay("k-1").await.assert_executed(201);
-    }
-
-    async fn a_forgotten_claim_is_written_anew_while_its_attempt_runs(store) {
-        let world = World::build(store).proxies(2).route("lease = \"1s\"\n on_duplicate = \"reject\"").start().await;
-        let gate = Gate::new();
-        world.upstream.next(reply(201).body("done").behind(&gate));
-        let owner = world.begin_pay("k-1");
-        world.upstream.reached(1).await;
-        world.redis().command(&["FLUSHALL"]).await;
-        eventually("the claim to be written anew", async || {
-            (world.proxy().metric("onceproxy_rewritten_claims_total", &[("route", "pay")]).await >= 1.0).then_some(())
-        })
-        .await;
-        Request::pay().key("k-1").send(world.proxies[1].address).await.assert_in_flight();
-        gate.open();
-        owner.answer().await.assert_executed(201);
-        let replay = Request::pay().key("k-1").send(world.proxies[1].address).await;
-        assert_eq!(replay.assert_replay(201).text(), "done");
-        assert_eq!(world.executions(), 1);
-    }
-
-    /// The renewal of one second hangs when the answer comes; waited out, the write that follows it would last longer than
-    /// the caller does, who would be told that nobody knows what the upstream has just said.
-    async fn a_renewal_that_hangs_does_not_keep_the_caller_from_its_answer(store) {
-        let world = World::build(store)
-            .store("timeout = \"3s\"")
-            .route("lease = \"3s\"\n timeout = \"6500ms\"")
-            .start()
-            .await;
-        let gate = Gate::new();
-        world.upstream.next(reply(201).body("one").behind(&gate));
-        let first = world.begin_pay("k-1");
-        world.upstream.reached(1).await;
-        world.redis.as_ref().unwrap().pause();
-        pass(ms(1800)).await;
-        gate.open();
-        let answer = first.answer().await;
-        world.redis.as_ref().unwrap().resume();
-        assert_eq!((answer.status, answer.text().as_str()), (201, "one"), "{}", answer.shown());
-        assert_eq!(answer.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=not-recorded"));
-        once_back(&world).await.assert_replay(201);
-        assert_eq!(world.executions(), 1);
-    }
-
-    async fn an_answer_whose_claim_was_forgotten_is_recorded_all_the_same(store) {
-        let world = World::build(store).proxies(2).route("lease = \"30s\"").start().await;
-        let gate = Gate::new();
-        world.upstream.next(reply(201).body("done").behind(&gate));
-        let owner = world.begin_pay("k-1");
-        world.upstream.reached(1).await;
-        world.redis().command(&["FLUSHALL"]).await;
-        gate.open();
-        owner.answer().await.assert_executed(201);
-        let replay = Request::pay().key("k-1").send(world.proxies[1].address).await;
-        assert_eq!(replay.assert_replay(201).text(), "done");
-        assert_eq!(world.executions(), 1);
-    }
-
-    async fn an_owner_never_gets_the_answer_to_another_request_that_took_its_forgotten_key(store) {
-        let world = World::build(store).proxies(2).route("lease = \"30s\"").start().await;
-        let gate = Gate::new();
-        world.upstream.next(reply(201).body("ten").behind(&gate));
-        let owner = world.begin_pay("k-1");
-        world.upstream.reached(1).await;
-        world.redis().command(&["FLUSHALL"]).await;
-        let other = Request::new("POST", "/pay").json(r#"{"amount":20}"#).key("k-1");
-        world.upstream.next(reply(201).body("twenty"));
-        assert_eq!(other.send(world.proxies[1].address).await.assert_executed(201).text(), "twenty");
-        gate.open();
-        let first = owner.answer().await;
-        assert_eq!(first.assert_executed(201).text(), "ten");
-        assert_eq!(first.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=not-recorded"));
-        world.pay("k-1").await.assert_problem(422, "key-reused");
-        assert_eq!(other.send(world.address()).await.assert_replay(201).text(), "twenty");
-        assert_eq!(world.proxy().metric("onceproxy_lost_writes_total", &[]).await, 1.0);
     }
 
     async fn a_damaged_record_is_refused_even_where_the_route_forwards(store) {
@@ -326,17 +344,6 @@ on_shared_stores! {
         assert_eq!(first.body, body);
         world.pay("k-1").await.assert_problem(409, "response-not-retained");
         assert_eq!(world.executions(), 1);
-    }
-
-    async fn a_relay_that_delays_everything_changes_nothing(store) {
-        let world = World::build(store).relayed().start().await;
-        world.relay().delay(ms(20));
-        for n in 0..5 {
-            let key = format!("k-{n}");
-            world.pay(&key).await.assert_executed(201);
-            world.pay(&key).await.assert_replay(201);
-        }
-        assert_eq!(world.executions(), 5);
     }
 }
 

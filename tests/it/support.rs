@@ -53,27 +53,28 @@ pub(crate) async fn within_deadline(name: &str, scenario: impl Future<Output = (
     assert!(tokio::time::timeout(limit, scenario).await.is_ok(), "{name} hangs");
 }
 
-/// Writes one test per store: `scenario::memory`, `scenario::disk`, `scenario::redis`.
+/// Writes one test per store: `scenario::memory`, `scenario::disk`, `scenario::redis`, `scenario::postgres`.
 macro_rules! on_each_store {
     ($($(#[$doc:meta])* async fn $name:ident($store:ident) $body:block)*) => {
-        on_stores! { [memory disk redis] $($(#[$doc])* async fn $name($store) $body)* }
+        on_stores! { [memory disk redis postgres] $($(#[$doc])* async fn $name($store) $body)* }
     };
 }
 
 /// The same for the stores that outlive the proxy.
 macro_rules! on_lasting_stores {
     ($($(#[$doc:meta])* async fn $name:ident($store:ident) $body:block)*) => {
-        on_stores! { [disk redis] $($(#[$doc])* async fn $name($store) $body)* }
+        on_stores! { [disk redis postgres] $($(#[$doc])* async fn $name($store) $body)* }
     };
 }
 
-/// The same for the store that proxies share.
+/// The same for the stores that proxies share: Redis, Postgres, and Redis with Postgres as its second line.
 macro_rules! on_shared_stores {
     ($($(#[$doc:meta])* async fn $name:ident($store:ident) $body:block)*) => {
-        on_stores! { [redis] $($(#[$doc])* async fn $name($store) $body)* }
+        on_stores! { [redis postgres second_line] $($(#[$doc])* async fn $name($store) $body)* }
     };
 }
 
+/// The same for the stores that are named: `[redis postgres]`.
 macro_rules! on_stores {
     ([$($kind:ident)*]) => {};
     ([$($kind:ident)*] $(#[$doc:meta])* async fn $name:ident($store:ident) $body:block $($rest:tt)*) => {

@@ -7,9 +7,9 @@ const MARK: Option<&str> = Some("onceproxy; fwd=bypass; detail=store-error");
 
 /// A world whose store is gone.
 async fn without_store(store: Store) -> World {
-    let builder = World::build(store).store("timeout = \"500ms\"");
+    let builder = World::build(store).alone().store("timeout = \"500ms\"");
     let mut world = builder.route("on_store_error = \"forward\"\n max_response_body = \"1KiB\"").start().await;
-    world.redis.as_mut().unwrap().kill();
+    world.stop_store();
     world
 }
 

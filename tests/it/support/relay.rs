@@ -1,4 +1,4 @@
-//! A TCP relay in front of Redis that can be slow, lose a reply, break off, or hang.
+//! A TCP relay in front of a store's server, or of each of them, that can be slow, lose a reply, break off, or hang.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -21,13 +21,14 @@ pub(crate) enum Loss {
     Silence,
     /// Half of it is passed on, and then the connection is broken off.
     Half,
-    /// The command itself is held back until [`Relay::let_go`], and only then reaches Redis; nobody gets its reply.
+    /// The command itself is held back until [`Relay::let_go`], and only then reaches the server; nobody gets its reply.
     Late,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
     Pass,
+    Hold,
     Hang,
     Refuse,
 }
@@ -42,21 +43,31 @@ struct State {
 /// The relay. Dropping it closes everything.
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
+    /// Where the relays of each server listen, in the servers' order; the first is `address`.
+    pub(crate) addresses: Vec<SocketAddr>,
     mode: watch::Sender<Mode>,
     state: Arc<Mutex<State>>,
-    task: tokio::task::JoinHandle<()>,
+    _tasks: tokio::task::JoinSet<()>,
 }
 
 impl Relay {
     /// Relays to `target`.
     pub(crate) async fn start(target: SocketAddr) -> Relay {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let address = listener.local_addr().unwrap();
+        Relay::before_each([target]).await
+    }
+
+    /// Relays to several servers, which are slow, lose and hang as one.
+    pub(crate) async fn before_each(targets: impl IntoIterator<Item = SocketAddr>) -> Relay {
         let state =
             Arc::new(Mutex::new(State { delay: Duration::ZERO, lose_next: None, lost: 0, let_go: Gate::new() }));
         let mode = watch::Sender::new(Mode::Pass);
-        let task = tokio::spawn(accept(listener, target, mode.clone(), state.clone()));
-        Relay { address, mode, state, task }
+        let (mut addresses, mut tasks) = (Vec::new(), tokio::task::JoinSet::new());
+        for target in targets {
+            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            addresses.push(listener.local_addr().unwrap());
+            tasks.spawn(accept(listener, target, mode.clone(), state.clone()));
+        }
+        Relay { address: addresses[0], addresses, mode, state, _tasks: tasks }
     }
 
     /// Holds each reply back this long.
@@ -74,7 +85,7 @@ impl Relay {
         self.state.lock().unwrap().lose_next = None;
     }
 
-    /// Delivers the command that was held back, and returns once Redis has executed it.
+    /// Delivers the command that was held back, and returns once the server has executed it.
     pub(crate) async fn let_go(&self) {
         self.state.lock().unwrap().let_go.open();
         eventually("the late command to be executed", async || (self.lost() > 0).then_some(())).await;
@@ -83,6 +94,11 @@ impl Relay {
     /// How many replies were lost.
     pub(crate) fn lost(&self) -> usize {
         self.state.lock().unwrap().lost
+    }
+
+    /// Passes commands on, and keeps their replies until it is mended.
+    pub(crate) fn hold_replies(&self) {
+        self.mode.send_replace(Mode::Hold);
     }
 
     /// Takes connections and commands, and passes nothing on.
@@ -98,12 +114,6 @@ impl Relay {
     /// Passes everything again.
     pub(crate) fn mend(&self) {
         self.mode.send_replace(Mode::Pass);
-    }
-}
-
-impl Drop for Relay {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -138,7 +148,8 @@ async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Recei
             n = server.read(&mut replies) => (false, n),
         };
         let (from_client, Ok(n @ 1..)) = read else { return };
-        if mode.wait_for(|mode| *mode == Mode::Pass).await.is_err() {
+        let may_pass = |mode: &Mode| *mode == Mode::Pass || from_client && *mode == Mode::Hold;
+        if mode.wait_for(may_pass).await.is_err() {
             return;
         }
         if from_client {

@@ -8,13 +8,14 @@ use std::path::{Path, PathBuf};
 use onceproxy::config::store::{Backend, Postgres, SslMode, StoreConfig};
 
 use super::client::{Answer, Pending, Request};
+use super::eventually;
 use super::proxy::Proxy;
 use super::redis::RedisServer;
 use super::relay::Relay;
 use super::topologies::{Cluster, Watched};
 use super::upstream::Upstream;
 use crate::contract;
-use crate::postgres_server::{ADMIN, DATABASE, PostgresServer};
+use crate::postgres_server::{ADMIN, DATABASE, PostgresServer, fresh_schema};
 
 /// Which store a scenario runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +29,10 @@ pub(crate) enum Store {
     Sentinel,
     /// A server of its own.
     Postgres,
+    /// A schema of its own, on the server that all scenarios share.
+    PostgresSchema,
+    /// Redis, and such a schema as its second line.
+    SecondLine,
 }
 
 impl Store {
@@ -49,6 +54,22 @@ impl Store {
 
     pub(crate) fn sentinel() -> Store {
         Store::Sentinel
+    }
+
+    pub(crate) fn postgres() -> Store {
+        Store::PostgresSchema
+    }
+
+    pub(crate) fn second_line() -> Store {
+        Store::SecondLine
+    }
+
+    /// A part of the message by which a claim reaches the server, and no other message does.
+    pub(crate) fn claims_by(self) -> &'static str {
+        match self {
+            Store::Postgres | Store::PostgresSchema => "granted AS (",
+            _ => ":r:",
+        }
     }
 }
 
@@ -125,7 +146,15 @@ impl Builder {
         self
     }
 
-    /// With a relay between the proxies and Redis.
+    /// With a server that no other scenario uses, so that this one may stop it.
+    pub(crate) fn alone(mut self) -> Builder {
+        if self.store == Store::PostgresSchema {
+            self.store = Store::Postgres;
+        }
+        self
+    }
+
+    /// With a relay between the proxies and Redis, each node of a cluster, or Postgres.
     pub(crate) fn relayed(mut self) -> Builder {
         self.relayed = true;
         self
@@ -155,8 +184,8 @@ impl Builder {
         let upstream = if self.upstream_closed { Upstream::closed() } else { Upstream::start() };
         let (mut redis, mut cluster, mut watched) = (None, None, None);
         match self.store {
-            Store::Memory | Store::Disk | Store::Postgres => {}
-            Store::Redis => redis = Some(RedisServer::start(self.redis).await),
+            Store::Memory | Store::Disk | Store::Postgres | Store::PostgresSchema => {}
+            Store::Redis | Store::SecondLine => redis = Some(RedisServer::start(self.redis).await),
             Store::Cluster => cluster = Some(Cluster::start().await),
             Store::Sentinel => watched = Some(Watched::start().await),
         }
@@ -165,20 +194,29 @@ impl Builder {
         if let Some(postgres) = &postgres {
             onceproxy::store::init(&settings_of(postgres)).await.unwrap();
         }
+        let shares_postgres = matches!(self.store, Store::PostgresSchema | Store::SecondLine);
+        let schema = shares_postgres.then(fresh_schema);
+        if let Some(schema) = &schema {
+            let settings = StoreConfig { prefix: schema.clone(), ..settings_of(PostgresServer::shared()) };
+            onceproxy::store::init(&settings).await.unwrap();
+        }
         let server = match self.store {
             Store::Postgres => postgres.as_ref().map(PostgresServer::address),
+            Store::PostgresSchema => Some(PostgresServer::shared().address()),
             _ => redis.as_ref().map(|redis| redis.address),
         };
-        let relay = match server {
-            Some(server) if self.relayed => Some(Relay::start(server).await),
+        let relay = match (server, &cluster) {
+            (Some(server), _) if self.relayed => Some(Relay::start(server).await),
+            (None, Some(cluster)) if self.relayed => Some(before_nodes(cluster).await),
             _ => None,
         };
         let server = relay.as_ref().map(|relay| relay.address).or(server);
         let url = match self.store {
             Store::Memory => "memory:".to_owned(),
             Store::Disk => format!("disk:{}", folder.path().join("data").display()),
-            Store::Redis => format!("redis://{}", server.unwrap()),
-            Store::Postgres => format!("postgres://{ADMIN}@{}/{DATABASE}", server.unwrap()),
+            Store::Redis | Store::SecondLine => format!("redis://{}", server.unwrap()),
+            Store::Postgres | Store::PostgresSchema => format!("postgres://{ADMIN}@{}/{DATABASE}", server.unwrap()),
+            Store::Cluster if relay.is_some() => format!("redis+cluster://{}", server.unwrap()),
             Store::Cluster => cluster.as_ref().map(Cluster::url).unwrap(),
             Store::Sentinel => watched.as_ref().map(Watched::url).unwrap(),
         };
@@ -189,13 +227,21 @@ impl Builder {
             cluster,
             watched,
             postgres,
+            schema,
             upstream,
             config: folder.path().join("onceproxy.toml"),
             folder,
             settings: self,
         };
         world.settings.store_lines.set(&format!("url = \"{url}\""));
-        if let Some(postgres) = world.postgres.as_ref().filter(|_| world.settings.second_line) {
+        if let Some(schema) = &world.schema {
+            world.settings.store_lines.set(&format!("prefix = \"{schema}\""));
+        }
+        let second = match world.settings.store {
+            Store::SecondLine => Some(PostgresServer::shared()),
+            _ => world.postgres.as_ref().filter(|_| world.settings.second_line),
+        };
+        if let Some(postgres) = second {
             let url = format!("postgres://{ADMIN}@{}/{DATABASE}", postgres.address());
             world.settings.more.push_str(&format!("[second_line]\nurl = \"{url}\"\n"));
         }
@@ -218,6 +264,7 @@ pub(crate) struct World {
     cluster: Option<Cluster>,
     watched: Option<Watched>,
     pub(crate) postgres: Option<PostgresServer>,
+    schema: Option<String>,
     pub(crate) upstream: Upstream,
     config: PathBuf,
     folder: tempfile::TempDir,
@@ -313,7 +360,68 @@ impl World {
         self.watched.as_ref()
     }
 
-    /// The relay before Redis.
+    /// Ends the store's server as a crash would: whoever connects to it is refused.
+    pub(crate) fn stop_store(&mut self) {
+        match (&mut self.redis, &mut self.postgres) {
+            (Some(redis), _) => redis.kill(),
+            (None, Some(postgres)) => postgres.kill(),
+            (None, None) => panic!("a world with a server of its own"),
+        }
+    }
+
+    /// Starts it again on the same port; Redis has forgotten everything.
+    pub(crate) async fn start_store(&mut self) {
+        match (&mut self.redis, &mut self.postgres) {
+            (Some(redis), _) => redis.restart().await,
+            (None, Some(postgres)) => postgres.restart(),
+            (None, None) => panic!("a world with a server of its own"),
+        }
+    }
+
+    /// The store's server goes on holding its connections, and answers nothing.
+    pub(crate) fn pause_store(&self) {
+        match (&self.redis, &self.postgres) {
+            (Some(redis), _) => redis.pause(),
+            (None, Some(postgres)) => postgres.pause(),
+            (None, None) => panic!("a world with a server of its own"),
+        }
+    }
+
+    /// It goes on.
+    pub(crate) fn resume_store(&self) {
+        match (&self.redis, &self.postgres) {
+            (Some(redis), _) => redis.resume(),
+            (None, Some(postgres)) => postgres.resume(),
+            (None, None) => panic!("a world with a server of its own"),
+        }
+    }
+
+    /// The store loses every record, as a server that came back empty.
+    pub(crate) async fn forget_everything(&self) {
+        match self.settings.store {
+            Store::PostgresSchema => drop(self.sql("DELETE FROM SCHEMA.records")),
+            _ => drop(self.redis().command(&["FLUSHALL"]).await),
+        }
+    }
+
+    /// How many records it keeps.
+    pub(crate) async fn records(&self) -> usize {
+        match self.settings.store {
+            Store::PostgresSchema => self.sql("SELECT count(*) FROM SCHEMA.records WHERE state > 0").parse().unwrap(),
+            _ => {
+                let keys = self.redis().command(&["KEYS", "*:r:*"]).await;
+                keys.windows(3).filter(|window| window == b":r:").count()
+            }
+        }
+    }
+
+    /// The answer of this world's schema, which `SCHEMA` stands for.
+    fn sql(&self, statement: &str) -> String {
+        let schema = self.schema.as_ref().expect("a world with a schema");
+        PostgresServer::shared().sql(&statement.replace("SCHEMA", &format!("\"{schema}\"")))
+    }
+
+    /// The relay before the store.
     pub(crate) fn relay(&self) -> &Relay {
         self.relay.as_ref().expect("a relayed world")
     }
@@ -362,6 +470,8 @@ impl World {
         match self.settings.store {
             Store::Memory => Vec::new(),
             Store::Redis => self.redis().dump().await,
+            Store::PostgresSchema => self.table_bytes(),
+            Store::SecondLine => [self.redis().dump().await, self.table_bytes()].concat(),
             Store::Cluster | Store::Sentinel | Store::Postgres => panic!("not asked for so far"),
             Store::Disk => {
                 let mut all = Vec::new();
@@ -374,6 +484,11 @@ impl World {
                 all
             }
         }
+    }
+
+    /// Every column of every record, with bytes that are text as that text.
+    fn table_bytes(&self) -> Vec<u8> {
+        self.sql("SET bytea_output = 'escape'; SELECT * FROM SCHEMA.records").into_bytes()
     }
 
     fn write_settings(&self) {
@@ -390,6 +505,22 @@ impl World {
         let text = text.replace("UPSTREAM", "http://AUTHORITY").replace("AUTHORITY", &authority);
         std::fs::write(&self.config, text).unwrap();
     }
+}
+
+/// A relay before each node, under whose address the cluster sends whoever asks for it.
+async fn before_nodes(cluster: &Cluster) -> Relay {
+    let relay = Relay::before_each(cluster.nodes.iter().map(|node| ([127, 0, 0, 1], node.port).into())).await;
+    let ports: Vec<String> = relay.addresses.iter().map(|address| address.port().to_string()).collect();
+    for (node, port) in cluster.nodes.iter().zip(&ports) {
+        assert_eq!(node.command(&["CONFIG", "SET", "cluster-announce-port", port]), "OK");
+    }
+    eventually("every node to send to the relays", async || {
+        let knows = |seen: &str| ports.iter().all(|port| seen.contains(&format!(":{port}@")));
+        let all = cluster.nodes.iter().all(|node| knows(&node.command(&["CLUSTER", "NODES"])));
+        (all && cluster.is_whole()).then_some(())
+    })
+    .await;
+    relay
 }
 
 /// The settings of a store on this server, as the proxies have them.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use onceproxy::record::{Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown
 use onceproxy::store::{Opened, Store, StoreErrorKind};
 
 use crate::contract::{self, until};
-use crate::postgres_server::{ADMIN, DATABASE, PgBouncer, PostgresServer};
+use crate::postgres_server::{ADMIN, DATABASE, PgBouncer, PostgresServer, fresh_schema};
 
 mod access;
 mod loss;
@@ -34,14 +34,8 @@ pub(super) fn backend(port: u16) -> Postgres {
     }
 }
 
-/// A prefix that no other test has.
-pub(super) fn fresh_prefix() -> String {
-    static NUMBER: AtomicU32 = AtomicU32::new(0);
-    format!("once.{}", NUMBER.fetch_add(1, Ordering::Relaxed))
-}
-
 fn config_of(postgres: Postgres) -> StoreConfig {
-    StoreConfig { prefix: fresh_prefix(), ..contract::config(Backend::Postgres(postgres)) }
+    StoreConfig { prefix: fresh_schema(), ..contract::config(Backend::Postgres(postgres)) }
 }
 
 /// Settings with a schema of one's own, which is in place.

@@ -7,8 +7,11 @@ use crate::support::{Answer, Store as On, World, eventually, within_deadline};
 
 /// A world behind sentinels whose master goes on alone: its replicas get nothing any more.
 async fn cut_off(store: &str) -> World {
-    let mut world =
-        World::build(On::Sentinel).store(store).route("on_duplicate = \"reject\"\n lease = \"3s\"").start().await;
+    cut_off_from(World::build(On::Sentinel).store(store)).await
+}
+
+async fn cut_off_from(builder: crate::support::world::Builder) -> World {
+    let mut world = builder.route("on_duplicate = \"reject\"\n lease = \"3s\"").start().await;
     world.pay("warm-up").await.assert_executed(201);
     world.watched().servers[0].cut_off_replicas();
     world
@@ -56,6 +59,31 @@ async fn g4_a_claim_that_no_replica_has_does_not_count() {
             once_back(&world).await.assert_executed(201);
             world.pay("k-1").await.assert_replay(201);
             assert_eq!(world.executions(), 2);
+        }),
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn g4_the_second_line_has_what_a_failover_forgets() {
+    within_deadline(
+        "g4 with the second line",
+        Box::pin(async {
+            let mut world = cut_off_from(World::build(On::Sentinel).second_line()).await;
+            let first = world.pay("k-1").await;
+            first.assert_executed(201);
+            let doubted = crate::support::Request::pay().key("k-2");
+            world.upstream.next(crate::support::reply(504));
+            assert_eq!(world.send(&doubted).await.status, 504);
+            fail_over(&mut world).await;
+            assert_eq!(once_back(&world).await.assert_replay(201).body, first.body);
+            world.send(&doubted).await.assert_unknown();
+            assert_eq!(world.executions(), 3);
+            // The new master has them again: the next repeats end there, with nobody behind it.
+            world.postgres.as_mut().unwrap().kill();
+            world.pay("k-1").await.assert_replay(201);
+            world.send(&doubted).await.assert_unknown();
+            assert_eq!(world.executions(), 3);
         }),
     )
     .await;

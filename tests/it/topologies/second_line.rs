@@ -10,17 +10,17 @@ use onceproxy::store::StoreErrorKind;
 
 use super::postgres::trips::counting;
 use super::postgres::{
-    DAY, GRANTED, Process, again, backend, claim, completed, fresh_prefix, keeps_the_contract, quiet, replay, response,
+    DAY, GRANTED, Process, again, backend, claim, completed, keeps_the_contract, quiet, replay, response,
 };
 use crate::contract;
-use crate::postgres_server::{ADMIN, DATABASE, PostgresServer};
+use crate::postgres_server::{ADMIN, DATABASE, PostgresServer, fresh_schema};
 use crate::redis_server::RedisServer;
 use crate::support::{Gate, Request, Store, World, eventually, ms, reply};
 
 fn lines(redis: u16, postgres: u16) -> StoreConfig {
     let first = Redis::new(Topology::One(Place { host: "127.0.0.1".into(), port: redis }));
     StoreConfig {
-        prefix: fresh_prefix(),
+        prefix: fresh_schema(),
         second_line: Some(SecondLine { postgres: backend(postgres), timeout: std::time::Duration::from_secs(10) }),
         ..contract::config(Backend::Redis(first))
     }
