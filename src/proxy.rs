@@ -587,7 +587,9 @@ impl Drop for Counted {
 fn key_from_head(route: &Route, head: &request::Parts) -> Result<Found, Problem> {
     key::check_connection(&route.config, head).map_err(|fault| key_problem(&fault))?;
     if !route.config.methods.contains(&head.method) {
-        return Ok(Found::Absent);
+        let meant =
+            route.config.methods.iter().find(|method| method.as_str().eq_ignore_ascii_case(head.method.as_str()));
+        return meant.map_or(Ok(Found::Absent), |meant| Err(method_in_other_case(meant)));
     }
     match key::from_head(&route.config, head).map_err(|fault| key_problem(&fault))? {
         Found::Absent if route.config.key_required => Err(key_missing()),
@@ -601,6 +603,14 @@ fn key_problem(fault: &KeyFault) -> Problem {
         KeyFault::Body { .. } => Kind::BodyInvalid,
     };
     Problem::new(kind, fault.to_string())
+}
+
+/// It is another method (RFC 9110 section 9.1), but there are servers that take it for the protected one.
+fn method_in_other_case(meant: &Method) -> Problem {
+    Problem::new(
+        Kind::MethodInvalid,
+        format!("Methods are case-sensitive: write {meant}. Spelled otherwise the request would pass unprotected."),
+    )
 }
 
 /// The key's fault, and not the upgrade's: without a key the same request is passed on.

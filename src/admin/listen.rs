@@ -24,9 +24,10 @@ use super::Peer;
 use crate::shutdown::Signal;
 
 /// Connections at a time; further ones wait in the backlog.
-const CONNECTIONS: usize = 256;
-/// Until a head must be complete, and how long a connection may be idle.
-const HEAD_TIMEOUT: Duration = Duration::from_secs(10);
+const CONNECTIONS: usize = 512;
+/// Until a head must be complete, and how long a connection may be idle. Short, so that connections which say nothing
+/// cannot keep probes waiting for long.
+const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
 /// The largest head. A record id and a token are short.
 const HEAD_BYTES: usize = 16 * 1024;
 /// How long a stop waits for calls that are being answered.

@@ -217,12 +217,16 @@ impl Reloader {
             proxy::reload(&cores, &changed.config).map_err(|error| ReloadError::Upstream(Box::new(error)))?;
             Ok::<_, ReloadError>((loaded.warnings, changed, certificates))
         });
-        let (warnings, Changed { config, after_restart }, certificates) = taken.await??;
+        let (warnings, Changed { config, after_restart, forgetting }, certificates) = taken.await??;
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
         if !after_restart.is_empty() {
             tracing::warn!(settings = after_restart.join(" "), "takes effect after a restart");
+        }
+        if !forgetting.is_empty() {
+            let settings = forgetting.join(" ");
+            tracing::warn!(settings, "records of earlier requests are not found any more, repeats of those run again");
         }
         // A level that was set by hand stays, until the settings say something else than they did.
         if config.log.level != self.config.log.level {

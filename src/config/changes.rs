@@ -10,7 +10,7 @@ use sha2::{Digest, Sha256};
 use toml::Value;
 
 use super::store::{Backend, Redis, Topology};
-use super::{Config, ScopePart, effective};
+use super::{Config, Route, ScopePart, effective};
 
 /// The settings that can change while the process runs, besides those of routes.
 const CHANGEABLE: [&str; 11] = [
@@ -34,6 +34,8 @@ pub struct Changed {
     pub config: Config,
     /// The full names of settings that differ and take effect after a restart only, in order.
     pub after_restart: Vec<String>,
+    /// Settings of routes that name the records anew: those of earlier requests are not found under them.
+    pub forgetting: Vec<String>,
 }
 
 /// Puts `next` in the place of `running`, as far as a running process can.
@@ -56,7 +58,27 @@ pub fn change(running: &Config, next: &Config) -> Changed {
     let mut after_restart = differing(running, next);
     after_restart.retain(|name| !CHANGEABLE.contains(&name.as_str()));
     after_restart.extend(uncertain);
-    Changed { config, after_restart }
+    let forgetting = forgetting(running, &config);
+    Changed { config, after_restart, forgetting }
+}
+
+/// What makes up the names of records, and differs: the route's name itself (with the old name), its key and its scope.
+fn forgetting(running: &Config, next: &Config) -> Vec<String> {
+    let mut names = Vec::new();
+    for before in &running.routes {
+        let Some(after) = next.routes.iter().find(|route| route.name == before.name) else {
+            names.push(format!("route.{}.name", before.name));
+            continue;
+        };
+        let named_host = |route: &Route| route.upstream.egress.is_some();
+        if before.scope != after.scope || named_host(before) != named_host(after) {
+            names.push(format!("route.{}.scope", before.name));
+        }
+        if before.key != after.key {
+            names.push(format!("route.{}.key", before.name));
+        }
+    }
+    names
 }
 
 /// The scopes that need clients' certificates, where the sockets that are open ask for none: until a restart such a route
@@ -164,7 +186,7 @@ mod tests {
                      [admin]\nlisten = \"off\"\ntoken = \"t\"\n[egress]\nallow = [\"h.example\"]\ntunnels = [\"h.example\"]\n\
                      [store]\nurl = \"memory:\"\ntimeout = \"2s\"\nprefix = \"p\"\nallow_eviction = true";
         let (running, next) = (config(""), config(other));
-        let Changed { config: changed, after_restart } = change(&running, &next);
+        let Changed { config: changed, after_restart, .. } = change(&running, &next);
         // What is in force now differs from the new settings in exactly what was named.
         assert_eq!(differing(&changed, &next), after_restart);
         let mut all = differing(&running, &changed);
@@ -181,10 +203,25 @@ mod tests {
         let next = config(&format!(
             "{tls}[[route]]\nname = \"q\"\nupstream = \"http://u\"\npath = \"/q\"\nscope = [\"client-cert\"]"
         ));
-        let Changed { config: changed, after_restart } = change(&config(""), &next);
+        let Changed { config: changed, after_restart, .. } = change(&config(""), &next);
         assert!(after_restart.contains(&"route.q.scope".to_owned()), "{after_restart:?}");
         assert_eq!(changed.routes.len(), 1);
         assert_eq!(change(&config(tls), &next).config.routes.len(), 2);
+    }
+
+    #[test]
+    fn what_names_records_anew_is_told() {
+        let forgotten = |next: &str| change(&config(""), &config(next)).forgetting;
+        let route = |name: &str, more: &str| {
+            format!("[[route]]\nname = \"{name}\"\npath = \"/z\"\nupstream = \"http://u\"\n{more}")
+        };
+        let before = config(&route("z", ""));
+        let told = |next: &str| change(&before, &config(next)).forgetting;
+        assert!(forgotten("").is_empty() && forgotten(&route("z", "")).is_empty());
+        assert!(told(&route("z", "timeout = \"1s\"")).is_empty());
+        assert_eq!(told(&route("y", "")), ["route.z.name"]);
+        assert_eq!(told(&route("z", "scope = []")), ["route.z.scope"]);
+        assert_eq!(told(&route("z", "key = [\"header:X-Id\"]")), ["route.z.key"]);
     }
 
     #[test]

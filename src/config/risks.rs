@@ -200,6 +200,15 @@ fn of_doubt(section: &Section<'_>, made: &Made) {
             "set on_unknown = \"hold\", or take \"fingerprint\" out of `key`",
         );
     }
+    let success = [Entry::Class(2), Entry::Class(3)];
+    let succeeded = |entry: &Entry| success.contains(entry) || matches!(entry, Entry::Exact(200..=399));
+    if made.lists.release.iter().any(succeeded) {
+        section.warning(
+            "release",
+            "an answer that says the request was executed frees the key, and every repeat runs again",
+            "list only statuses after which nothing was executed, such as \"429\"",
+        );
+    }
     let unsafe_release = [500, 502, 504].map(Entry::Exact).into_iter().chain([Entry::Class(5)]);
     let own = section.has("release") && made.preset != Preset::Webhook;
     if own && unsafe_release.into_iter().any(|entry| made.lists.release.contains(&entry)) {

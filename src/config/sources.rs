@@ -80,7 +80,17 @@ pub(super) fn forward_key(text: &str) -> Result<ForwardKey, Wrong> {
         "same" => Ok(ForwardKey::Same),
         "none" => Ok(ForwardKey::None),
         name => match field_name(name)?.as_str() {
-            "host" | "via" | "forwarded" | "cache-status" | "content-type" => Err(wrong(
+            "host"
+            | "via"
+            | "forwarded"
+            | "cache-status"
+            | "content-type"
+            | "authorization"
+            | "proxy-authorization"
+            | "cookie"
+            | "accept"
+            | "date"
+            | "user-agent" => Err(wrong(
                 format!("{name:?} has another meaning"),
                 "write \"same\", \"none\", or a name such as \"PayPal-Request-Id\"",
             )),

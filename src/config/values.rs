@@ -150,12 +150,12 @@ pub(super) fn route_name(text: &str) -> Result<String, Wrong> {
     Err(wrong(format!("{text:?} is not a name"), "1 to 64 characters of a-z, 0-9, - and _"))
 }
 
-/// Parses the host that a route takes; lower-case, without port.
+/// Parses the host that a route takes; lower-case, without port, and without the root's dot at its end.
 pub(super) fn route_host(text: &str) -> Result<String, Wrong> {
     let right = "write a host without scheme and port, such as \"api.example.com\"";
     match super::address::host_and_port(text) {
         Ok((host, None)) if host.contains(':') => Ok(format!("[{host}]")),
-        Ok((host, None)) => Ok(host),
+        Ok((host, None)) => Ok(host.trim_end_matches('.').to_owned()),
         _ => Err(wrong(format!("{text:?} is not a host"), right)),
     }
 }

@@ -19,6 +19,8 @@ const AFTER_DOUBT: Duration = Duration::from_secs(1);
 /// What happened, by the last word of the problem type `urn:onceproxy:problem:…`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
+    /// The method is a protected one but for its letter case.
+    MethodInvalid,
     /// A key is required and missing.
     KeyMissing,
     /// The key is malformed, repeated, too long or empty.
@@ -58,7 +60,7 @@ pub enum Kind {
 impl Kind {
     fn status(self) -> StatusCode {
         match self {
-            Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid => StatusCode::BAD_REQUEST,
+            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid => StatusCode::BAD_REQUEST,
             Kind::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Kind::RequestInProgress | Kind::OutcomeUnknown | Kind::ResponseNotRetained => StatusCode::CONFLICT,
             Kind::OutcomeUnknownBroken | Kind::UpstreamUnreachable => StatusCode::BAD_GATEWAY,
@@ -75,6 +77,7 @@ impl Kind {
     /// The word in the problem type, in `Cache-Status` and in logs.
     pub fn word(self) -> &'static str {
         match self {
+            Kind::MethodInvalid => "method-invalid",
             Kind::KeyMissing => "key-missing",
             Kind::KeyInvalid => "key-invalid",
             Kind::KeyReused => "key-reused",
@@ -95,6 +98,7 @@ impl Kind {
 
     fn title(self) -> &'static str {
         match self {
+            Kind::MethodInvalid => "The method is spelled in another letter case",
             Kind::KeyMissing => "An idempotency key is required",
             Kind::KeyInvalid => "The idempotency key is not usable",
             Kind::KeyReused => "The idempotency key was used for another request",
@@ -128,9 +132,12 @@ impl Kind {
 
     fn retry(self) -> Option<Retry> {
         match self {
-            Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid | Kind::BodyTooLarge | Kind::ExpectationFailed => {
-                Some(Retry::AfterCorrection)
-            }
+            Kind::MethodInvalid
+            | Kind::KeyMissing
+            | Kind::KeyInvalid
+            | Kind::BodyInvalid
+            | Kind::BodyTooLarge
+            | Kind::ExpectationFailed => Some(Retry::AfterCorrection),
             Kind::KeyReused => Some(Retry::NewKey),
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => Some(Retry::Operator),
             Kind::ResponseNotRetained => Some(Retry::Never),
@@ -145,7 +152,7 @@ impl Kind {
 
     fn result(self) -> RequestResult {
         match self {
-            Kind::KeyMissing | Kind::KeyInvalid => RequestResult::KeyRejected,
+            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid => RequestResult::KeyRejected,
             Kind::KeyReused => RequestResult::KeyReused,
             Kind::RequestInProgress => RequestResult::InProgress,
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => RequestResult::Unknown,

@@ -131,6 +131,7 @@ impl Lease {
         if self.protected {
             let third = self.claim.lease / 3;
             let mut due = self.since() + third;
+            let mut failed = false;
             loop {
                 sleep_until(due).await;
                 let _operation = self.operation.lock().await;
@@ -141,13 +142,16 @@ impl Lease {
                     renewed = self.renew() => renewed,
                 };
                 match renewed {
-                    Ok(RenewReply::Extended | RenewReply::Rewritten) => {}
+                    Ok(RenewReply::Extended | RenewReply::Rewritten) => failed = false,
                     Ok(reply @ (RenewReply::Lapsed | RenewReply::Lost)) => {
                         tracing::info!(record = %self.claim.id, ?reply, "the record is decided, no longer renewed");
                         break;
                     }
                     Err(error) => {
-                        tracing::warn!(record = %self.claim.id, %error, "lease not renewed, trying again");
+                        // Once for each outage: there may be thousands of attempts, and each tries often.
+                        if !std::mem::replace(&mut failed, true) {
+                            tracing::warn!(record = %self.claim.id, %error, "lease not renewed, trying on");
+                        }
                         due = Instant::now() + third / 4;
                     }
                 }

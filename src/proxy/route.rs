@@ -119,17 +119,19 @@ fn rest_of<'a>(route: &config::Route, path: &'a str) -> Option<&'a str> {
     (path.starts_with('/') && (rest.is_empty() || rest.starts_with('/'))).then_some(rest)
 }
 
-/// The host that was asked for, without its port: of an absolute-form target, else of the `Host` field.
+/// The host that was asked for, without its port and without the dot of a name that is written out to the root: of an
+/// absolute-form target, else of the `Host` field.
 fn requested_host(head: &request::Parts) -> Option<&str> {
     let authority = match head.uri.authority() {
         Some(authority) => authority.as_str(),
         None => head.headers.get(http::header::HOST)?.to_str().ok()?,
     };
     let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
-    match authority.rsplit_once(':') {
-        Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => Some(host),
-        _ => Some(authority),
-    }
+    let host = match authority.rsplit_once(':') {
+        Some((host, port)) if port.bytes().all(|b| b.is_ascii_digit()) => host,
+        _ => authority,
+    };
+    Some(host.strip_suffix('.').unwrap_or(host))
 }
 
 /// The target as the upstream gets it: as received, byte for byte, but for the prefix where it is to be taken off.

@@ -234,6 +234,26 @@ async fn the_body_and_its_fields_reach_the_upstream_as_they_are() {
 }
 
 #[tokio::test]
+async fn a_host_that_is_written_out_to_the_root_is_the_same_host() {
+    for host in ["pay.test", "pay.test."] {
+        let world = plain(&format!("host = \"{host}\"\n key_required = true")).await;
+        for (n, asked) in ["pay.test", "pay.test.", "PAY.test.:80", "pay.test:80"].into_iter().enumerate() {
+            let line =
+                format!("POST /pay HTTP/1.1\r\nHost: {asked}\r\nIdempotency-Key: k-1\r\nContent-Length: 0\r\n\r\n");
+            let mut connection = Connection::open(world.address()).await;
+            connection.write(line.as_bytes()).await;
+            let answer = connection.answer().await;
+            if n == 0 {
+                answer.assert_executed(201)
+            } else {
+                answer.assert_replay(201)
+            };
+        }
+        assert_eq!(world.executions(), 1);
+    }
+}
+
+#[tokio::test]
 async fn host_and_forwarded_follow_the_preset() {
     let world = plain("").await;
     let request = Request::pay().field("X-Forwarded-For", "192.0.2.1");

@@ -189,7 +189,8 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 17] = [
+const KINDS: [Kind; 18] = [
+    Kind::MethodInvalid,
     Kind::KeyMissing,
     Kind::KeyInvalid,
     Kind::KeyReused,

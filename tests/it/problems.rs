@@ -69,6 +69,18 @@ async fn key_missing() {
 }
 
 #[tokio::test]
+async fn method_invalid() {
+    let world = World::new(Store::Memory).await;
+    let expected = expect(400, "method-invalid", "after-correction");
+    for request in [Request::new("post", "/pay").key("k-1"), Request::new("Post", "/pay")] {
+        expected.check(&world.send(&request).await);
+    }
+    assert_eq!(world.executions(), 0);
+    // Another method altogether, and none that is protected under another name.
+    world.send(&Request::new("get", "/pay")).await.assert_executed(201);
+}
+
+#[tokio::test]
 async fn key_invalid() {
     let world = World::new(Store::Memory).await;
     let expected = expect(400, "key-invalid", "after-correction");

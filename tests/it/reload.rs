@@ -179,6 +179,15 @@ async fn what_needs_a_restart_is_named_and_not_shown_as_in_force() {
     world.pay("k-1").await.assert_executed(201);
 }
 
+#[tokio::test]
+async fn settings_that_name_records_anew_are_told() {
+    let mut world = World::new(Store::Memory).await;
+    world.change_route("scope = []");
+    world.proxy().hang_up();
+    reloaded(&world, "success", 1.0).await;
+    assert!(logged(&world, "\"settings\":\"route.pay.scope\"") && logged(&world, "not found any more"));
+}
+
 on_each_store! {
     async fn an_attempt_ends_under_the_settings_it_began_with(store) {
         let mut world = World::new(store).await;
