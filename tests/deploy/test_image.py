@@ -212,7 +212,9 @@ def test_a_name_is_resolved_anew_and_addresses_that_do_not_answer_are_passed_ove
         silent += silence("::1", quiet.server_port)
         expected += [("six", six), ("refused", refused), ("quiet", quiet)]
         addresses |= {"six.test": ["::1"], "refused.test": ["::1", "127.0.0.1"], "quiet.test": ["::1", "127.0.0.1"]}
-    names = name_server(addresses)
+    # The other test's server may hold its address for a moment longer than it runs.
+    (root / "etc/resolv.conf").write_text("nameserver 127.0.53.2\n")
+    names = name_server(addresses, "127.0.53.2")
     routes = "".join(
         f'[[route]]\nname = "{name}"\npath = "/{name}"\nupstream = "http://{name}.test:{server.server_port}"\n'
         for name, server in [("moves", first), *expected]
@@ -283,10 +285,10 @@ def counting_upstream(address="127.0.0.1", port=0):
     return server
 
 
-def name_server(names):
+def name_server(names, address=NAMESERVER):
     """Answers with what the names have at that moment, until its socket is closed (RFC 1035 section 4, RFC 3596)."""
     server = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    server.bind((NAMESERVER, 53))
+    server.bind((address, 53))
 
     def records(question):
         labels, at = [], 0
