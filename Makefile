@@ -41,8 +41,8 @@ bench: build ## Beside nginx, HAProxy and a hand-written layer (ARGS=--long: gro
 test-celery: deps ## A Celery worker that is killed and cut off, with the proxy and without; the guides; makes .venv with Celery.
 	./scripts/install-celery
 	$(CARGO) build --locked --bin onceproxy
-	.venv/bin/python tests/celery
-	.venv/bin/python tests/guides
+	@# At once: both mostly wait, for time-outs of the broker and for Sidekiq's first retry.
+	.venv/bin/python tests/guides & guides=$$!; .venv/bin/python tests/celery; celery=$$?; wait $$guides && exit $$celery
 
 test-clients: deps ## Real clients against the static release binary: curl, h2load, Python, Node, Go, Stripe's SDKs, gRPC.
 	./scripts/install-client-tools

@@ -27,7 +27,7 @@ use crate::upstream::TlsSetupError;
 mod preflight;
 mod reload;
 
-pub use preflight::{CheckError, PrepareError, Report, Weight, check_store, init_store};
+pub use preflight::{CheckError, PrepareError, Report, SECOND, Weight, check_store, init_store};
 
 /// How long, after the drain's end, what was cut off may take to say so to the store, beyond the store's own timeout.
 const LAST_WORDS: Duration = Duration::from_secs(1);

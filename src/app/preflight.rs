@@ -7,7 +7,7 @@ use tokio::time::{sleep, timeout};
 
 use crate::config::store::StoreConfig;
 use crate::metrics::Metrics;
-pub use crate::store::report::{Report, Weight};
+pub use crate::store::report::{Report, SECOND, Weight};
 use crate::store::{self, OpenError, Store, StoreError, preflight};
 
 /// How often a store that is away is asked again.
@@ -76,7 +76,7 @@ async fn look(store: &Arc<dyn Store>) -> Result<Report, StoreError> {
     let mut report = store.inspect().await?;
     // A store that must not be used is not written to.
     if report.broken().is_none() {
-        report.append(preflight::probe(&**store).await?);
+        report.add_trial(preflight::probe(&**store).await?);
     }
     Ok(report)
 }

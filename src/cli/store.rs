@@ -9,7 +9,7 @@ use serde_json::json;
 
 use super::settings::StoreArgs;
 use super::{EXIT_FAILURE, chain, fail, misuse, print};
-use crate::app::{self, Report, Weight};
+use crate::app::{self, Report, SECOND, Weight};
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -126,7 +126,7 @@ fn as_text(url: &str, report: &Report) -> String {
 
 fn as_json(url: &str, report: &Report) -> String {
     // What follows the fact `second` is about the second line, under the same names.
-    let mut lines = report.facts.split(|fact| fact.name == "second").map(|facts| {
+    let mut lines = report.facts.split(|fact| fact.name == SECOND).map(|facts| {
         facts.iter().map(|fact| (fact.name.to_owned(), json!(fact.value))).collect::<serde_json::Map<_, _>>()
     });
     let mut facts = lines.next().unwrap_or_default();

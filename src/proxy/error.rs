@@ -397,3 +397,7 @@ impl Problem {
         response
     }
 }
+/// The status of a replay. What was recorded was a status once; a damaged one must not look like success.
+pub(super) fn recorded_status(status: u16) -> StatusCode {
+    StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)
+}

@@ -139,8 +139,8 @@ fn switch(offer: Option<Offer>, upstream: http::Response<ResponseBody>, passage:
     let offer = offer?;
     let protocol = offer.chosen(upstream.headers())?;
     let mut response = http::Response::new(Body::full(Bytes::new()));
-    *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
     let (parts, body) = upstream.into_parts();
+    *response.status_mut() = parts.status;
     *response.headers_mut() = headers::from_upstream(&parts, false);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
     tunnel::announce(response.headers_mut(), protocol);

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Response, StatusCode};
+use http::{HeaderMap, Response};
 
 use super::body::Body;
-use super::error::Problem;
+use super::error::{Problem, recorded_status};
 use super::flights::{Answered, Conclusion, Settled};
 use super::headers::{self, CacheStatus};
 use crate::metrics::RequestResult;
@@ -110,8 +110,7 @@ fn whole(status: u16, fields: HeaderMap, trailers: HeaderMap, body: bytes::Bytes
     let mut fields = fields;
     headers::announce_trailers(&mut fields, &trailers);
     let mut response = Response::new(Body::with_trailers(body, trailers));
-    // A recorded status was one once; a damaged one must not look like success.
-    *response.status_mut() = StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY);
+    *response.status_mut() = recorded_status(status);
     *response.headers_mut() = fields;
     response
 }

@@ -234,9 +234,14 @@ impl Probe<'_> {
     fn finish(mut self) -> Report {
         self.refusals.dedup();
         match self.refusals.is_empty() {
-            true => self.report.fact("operations", "each was run and permitted"),
+            true => {
+                self.report.fact("operations", "each was run and permitted");
+                self.report.fact("rights", "all that are needed");
+            }
             false => {
                 let refusals = self.refusals.join(", ");
+                let operations = self.refusals.iter().filter_map(|refusal| refusal.split(" (").next());
+                self.report.fact("rights", format!("not enough for {}", operations.collect::<Vec<_>>().join(", ")));
                 self.report.fact("operations", "some are refused");
                 self.report.breaks(format!(
                     "not every operation works; compare the rights of the store's user with those in docs/stores.md: {refusals}"

@@ -4,6 +4,9 @@
 //! A back-end fills it in by [`inspect`](super::Store::inspect); what only use can show is added by
 //! [`preflight`](super::preflight).
 
+/// The fact behind which all are about the second line.
+pub const SECOND: &str = "second";
+
 /// A store, looked at.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Report {
@@ -67,6 +70,13 @@ impl Report {
         self.remarks.iter().filter(move |remark| remark.weight == weight).map(|remark| remark.text.as_str())
     }
 
+    /// Adds what a trial of the whole store found. It stands before what is about the second line alone.
+    pub fn add_trial(&mut self, trial: Report) {
+        let end = self.facts.iter().position(|fact| fact.name == SECOND).unwrap_or(self.facts.len());
+        self.facts.splice(end..end, trial.facts);
+        self.remarks.extend(trial.remarks);
+    }
+
     /// Puts what was found in another look behind this.
     pub fn append(&mut self, other: Report) {
         self.facts.extend(other.facts);
@@ -103,5 +113,17 @@ mod tests {
         assert_eq!(report.broken().as_deref(), Some("it evicts; it is a replica"));
         assert_eq!(report.of(Weight::Weakens).collect::<Vec<_>>(), ["a restart forgets everything"]);
         assert_eq!(report.to_string(), "version: 7.0.15, role: master");
+    }
+
+    #[test]
+    fn a_trial_is_about_both_lines() {
+        let mut report = Report::default();
+        report.fact("version", "7.0.15");
+        report.fact(SECOND, "follows");
+        report.fact("version", "15");
+        let mut trial = Report::default();
+        trial.fact("rights", "enough");
+        report.add_trial(trial);
+        assert_eq!(report.to_string(), "version: 7.0.15, rights: enough, second: follows, version: 15");
     }
 }

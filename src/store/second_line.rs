@@ -10,7 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::report::{Report, Weight};
+use super::report::{Report, SECOND, Weight};
 use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, Watch};
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
@@ -309,7 +309,7 @@ impl SecondLine {
         let mut report = self.first.inspect().await?;
         // What the first line may forget, the second knows.
         report.remarks.retain(|remark| remark.weight == Weight::Breaks);
-        report.fact("second", "what follows is about the second line; the trial goes through both");
+        report.fact(SECOND, "what follows is about the second line; the trial goes through both");
         report.append(self.second.inspect().await?);
         Ok(report)
     }

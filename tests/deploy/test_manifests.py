@@ -1,5 +1,6 @@
 """The manifests: they render, Kubernetes would take them, and they say what the binary knows."""
 
+import copy
 import re
 import subprocess
 import sys
@@ -48,6 +49,113 @@ def test_kubernetes_takes_what_is_rendered(render, folder, version):
     for document in render(folder):
         if document["kind"] not in CUSTOM:
             kubernetes_validate.validate(document, version, strict=True)
+
+
+# What the Prometheus Operator's definitions (monitoring.coreos.com/v1) say of the fields that are used here: those that must
+# be there, and the others that may. A field that is not listed is refused: by the operator, or here until somebody looks.
+POD_MONITOR = {
+    "selector!": {"matchLabels": dict, "matchExpressions": [{"key!": str, "operator!": str, "values": [str]}]},
+    "podMetricsEndpoints": [
+        {"port": str, "path": str, "scheme": ("http", "https"), "interval": "duration", "scrapeTimeout": "duration"}
+    ],
+    "namespaceSelector": {"any": bool, "matchNames": [str]},
+    "jobLabel": str,
+    "podTargetLabels": [str],
+}
+PROMETHEUS_RULE = {
+    "groups": [
+        {
+            "name!": str,
+            "interval": "duration",
+            "limit": int,
+            "rules": [
+                {
+                    "alert": str,
+                    "record": str,
+                    "expr!": str,
+                    "for": "duration",
+                    "keep_firing_for": "duration",
+                    "labels": dict,
+                    "annotations": dict,
+                }
+            ],
+        }
+    ]
+}
+DURATION = re.compile(r"0|(\d+y)?(\d+w)?(\d+d)?(\d+h)?(\d+m)?(\d+s)?(\d+ms)?")
+
+
+def faults(value, wanted, at):
+    """What is wrong with a value, by the place at which it stands."""
+    if wanted == "duration":
+        return [] if isinstance(value, str) and value and DURATION.fullmatch(value) else [f"{at} is no duration: {value}"]
+    if isinstance(wanted, tuple):
+        return [] if value in wanted else [f"{at} is none of {wanted}: {value}"]
+    if isinstance(wanted, list):
+        if not isinstance(value, list):
+            return [f"{at} is no list"]
+        return [fault for number, one in enumerate(value) for fault in faults(one, wanted[0], f"{at}[{number}]")]
+    if isinstance(wanted, dict):
+        if not isinstance(value, dict):
+            return [f"{at} is no object"]
+        fields = {name.rstrip("!"): kind for name, kind in wanted.items()}
+        lacking = [f"{at}.{name[:-1]} is missing" for name in wanted if name.endswith("!") and name[:-1] not in value]
+        unknown = [f"{at}.{name} is unknown" for name in value if name not in fields]
+        known = [(name, fields[name]) for name in value if name in fields]
+        return lacking + unknown + [fault for name, kind in known for fault in faults(value[name], kind, f"{at}.{name}")]
+    if wanted is dict:
+        is_right = isinstance(value, dict) and all(isinstance(one, str) for pair in value.items() for one in pair)
+        return [] if is_right else [f"{at} is no map of texts: {value}"]
+    return [] if type(value) is wanted else [f"{at} is no {wanted.__name__}: {value!r}"]
+
+
+CUSTOM_SPECS = {"PodMonitor": POD_MONITOR, "PrometheusRule": PROMETHEUS_RULE}
+
+
+def custom_faults(document):
+    """What the Prometheus Operator would refuse."""
+    found = faults(document["spec"], CUSTOM_SPECS[document["kind"]], "spec")
+    if document["apiVersion"] != "monitoring.coreos.com/v1":
+        found.append(f"apiVersion is {document['apiVersion']}")
+    for group in document["spec"].get("groups", []):
+        for rule in group["rules"]:
+            if ("alert" in rule) == ("record" in rule):
+                found.append(f"a rule of {group['name']} is not either an alert or a recording")
+            if "record" in rule and {"for", "keep_firing_for", "annotations"} & rule.keys():
+                found.append(f"{rule['record']} is recorded and has what alerts have")
+    return found
+
+
+def test_the_prometheus_operator_takes_what_is_rendered(render):
+    custom = [document for document in render("monitoring") if document["kind"] in CUSTOM]
+    assert {document["kind"] for document in custom} == CUSTOM
+    for document in custom:
+        assert custom_faults(document) == []
+
+
+def test_what_the_prometheus_operator_refuses_is_seen(render):
+    monitor, rules = (
+        next(document for document in render("monitoring") if document["kind"] == kind)
+        for kind in ("PodMonitor", "PrometheusRule")
+    )
+    spoilt = copy.deepcopy(monitor)
+    spoilt["spec"]["podMetricsEndpoints"][0] |= {"intervall": "15s", "interval": "15 s", "port": 9090}
+    del spoilt["spec"]["selector"]
+    assert len(custom_faults(spoilt)) == 4
+    spoilt = copy.deepcopy(rules)
+    rule = spoilt["spec"]["groups"][0]["rules"][0]
+    rule |= {"for": "5 minutes", "record": "a:b", "labels": {"severity": 1}}
+    del rule["expr"]
+    assert len(custom_faults(spoilt)) == 5
+
+
+def test_the_gateway_has_several_replicas_of_which_one_may_go(render):
+    documents = render("overlays/gateway")
+    deployment = next(one for one in documents if one["kind"] == "Deployment" and one["metadata"]["name"] == "onceproxy")
+    assert deployment["spec"]["replicas"] > 1
+    assert deployment["spec"]["strategy"]["rollingUpdate"]["maxUnavailable"] == 0
+    budget = next(one["spec"] for one in documents if one["kind"] == "PodDisruptionBudget")
+    assert budget.get("maxUnavailable") == 1 or 0 < budget["minAvailable"] < deployment["spec"]["replicas"]
 
 
 def test_names_that_are_referred_to_exist(workload):

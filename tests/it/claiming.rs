@@ -175,7 +175,8 @@ on_each_store! {
 
     async fn a8_two_requests_on_a_fresh_start_never_get_a_5xx(store) {
         for duplicate in ["wait", "reject"] {
-            let world = World::with(store, &format!("on_duplicate = \"{duplicate}\"")).await;
+            // At the first moment at which the port is open.
+            let world = World::build(store).route(&format!("on_duplicate = \"{duplicate}\"")).cold().start().await;
             let pending: Vec<_> = (0..2).map(|_| world.begin_pay("k-1")).collect();
             for pending in pending {
                 let answer = pending.answer().await;

@@ -295,6 +295,24 @@ on_each_store! {
         assert_eq!(world.executions(), 1);
     }
 
+    async fn b3_an_answer_that_never_comes_is_unknown_after_ten_leases(store) {
+        let world = World::with(store, &format!("{HASTY}\n lease = \"200ms\"")).await;
+        world.upstream.always(|_| Script::never());
+        // A machine that sleeps through a lease of this length sends nothing, says so, and is asked again.
+        let first = eventually("a request that is sent", async || {
+            let answer = world.pay("k-1").await;
+            (answer.status == 504).then_some(answer)
+        })
+        .await;
+        first.assert_problem(504, "outcome-unknown");
+        once_settled(&world).await.assert_unknown();
+        pass(Duration::from_secs(2)).await;
+        for _ in 0..3 {
+            world.pay("k-1").await.assert_unknown();
+        }
+        assert_eq!(world.executions(), 1);
+    }
+
     async fn b4_a_504_of_the_upstreams_gateway_is_passed_on_and_then_unknown(store) {
         for status in [502, 504] {
             let world = World::new(store).await;

@@ -1,4 +1,4 @@
-//! Who may use whom: the `use crate::` lines of the sources against the table of the design.
+//! Who may use whom: the paths that the sources name, in `use` lines and elsewhere, against the table of the design.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -77,12 +77,102 @@ fn code(text: &str) -> String {
     shipped.lines().filter(|line| !line.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n")
 }
 
-/// What follows each `crate::` in the code.
-fn uses(text: &str) -> BTreeSet<String> {
+/// Where the statuses of the proxy, of the admin listener and of requests that are no HTTP are chosen.
+const CHOOSE_STATUSES: [&str; 3] = ["proxy/error", "admin/problem", "server/fault"];
+/// Files that name statuses without choosing one for an answer of the proxy, and which.
+const NAME_STATUSES: &[(&str, &[&str])] = &[
+    // They tell what the upstream answered with.
+    ("proxy/forward", &["SWITCHING_PROTOCOLS", "NOT_MODIFIED"]),
+    ("proxy/pass", &["SWITCHING_PROTOCOLS"]),
+    ("upstream/connection", &["SWITCHING_PROTOCOLS", "NO_CONTENT", "NOT_MODIFIED"]),
+    ("server", &["SWITCHING_PROTOCOLS"]),
+    // What axum says of a body.
+    ("admin/records", &["PAYLOAD_TOO_LARGE"]),
+    // Clients of others, and the upstream of the demonstration.
+    ("cli/client", &["OK", "UNAUTHORIZED", "BAD_REQUEST"]),
+    ("cli/demo/upstream", &["CREATED"]),
+    ("trace/export", &["TOO_MANY_REQUESTS", "BAD_GATEWAY", "SERVICE_UNAVAILABLE", "GATEWAY_TIMEOUT"]),
+];
+
+type Names = Vec<String>;
+
+/// The paths of a tree as `use` has them, `a::{b, c::d}`, and what stands behind it.
+fn tree(text: &str) -> (Vec<Names>, &str) {
+    let text = text.trim_start();
+    if let Some(mut rest) = text.strip_prefix('{') {
+        let mut all = Vec::new();
+        loop {
+            let (paths, behind) = tree(rest);
+            all.extend(paths);
+            // Past a renaming.
+            rest = &behind[behind.find([',', '}']).expect("a list ends")..];
+            let ends = rest.starts_with('}');
+            rest = &rest[1..];
+            if ends {
+                return (all, rest);
+            }
+        }
+    }
+    let name = text.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == '*')).next().unwrap();
+    let rest = &text[name.len()..];
+    match rest.strip_prefix("::").filter(|_| !name.is_empty()) {
+        Some(below) => {
+            let (paths, behind) = tree(below);
+            let whole = paths.into_iter().map(|path| [vec![name.to_owned()], path].concat());
+            (whole.collect(), behind)
+        }
+        None => (vec![vec![name.to_owned()].into_iter().filter(|name| !name.is_empty()).collect()], rest),
+    }
+}
+
+/// The modules and what is in them that this code of the module `at` names by `crate::`, `super::` or `self::`, each as a
+/// path from the crate's root.
+fn uses(text: &str, at: &str) -> BTreeSet<String> {
     let code = code(text);
-    let after = code.split("crate::").skip(1);
-    let path = after.map(|rest| rest.split(|c: char| !(c.is_alphanumeric() || c == '_' || c == ':')).next().unwrap());
-    path.map(|path| path.trim_end_matches(':').to_owned()).collect()
+    let mut found = BTreeSet::new();
+    for start in ["crate::", "super::", "self::"] {
+        for (position, _) in code.match_indices(start) {
+            // Not the end of another name, nor in the middle of a path.
+            let before = code[..position].chars().next_back();
+            if before.is_some_and(|c| c.is_alphanumeric() || c == '_' || c == ':') {
+                continue;
+            }
+            // Behind the last comma of a list stands nothing.
+            for path in tree(&code[position..]).0.into_iter().filter(|path| path.len() > 1) {
+                let mut whole: Names = at.split('/').map(str::to_owned).collect();
+                let mut path = path.into_iter().peekable();
+                if path.next_if_eq("crate").is_some() {
+                    whole.clear();
+                }
+                let _ = path.next_if_eq("self");
+                while path.next_if_eq("super").is_some() {
+                    whole.pop();
+                }
+                whole.extend(path.filter(|name| name != "self"));
+                found.insert(whole.join("::"));
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_way_to_name_a_module_is_seen() {
+    let code = "use super::{record, forward::{self, Outcome as O}};\nuse super::respond;\nfn f() { \
+                crate::store::open(super::super::metrics::Metrics::new()) }\nuse crate::{\n    config,\n};\n\
+                pub(super) struct S(self::inner::Deep, my_crate::Other);\n// super::comment\n#[cfg(test)]\nmod tests {\n    \
+                use super::late::*;\n}\n";
+    let expected = [
+        "config",
+        "metrics::Metrics::new",
+        "proxy::claim::inner::Deep",
+        "proxy::forward",
+        "proxy::forward::Outcome",
+        "proxy::record",
+        "proxy::respond",
+        "store::open",
+    ];
+    assert_eq!(uses(code, "proxy/claim").into_iter().collect::<Vec<_>>(), expected);
 }
 
 #[test]
@@ -98,7 +188,7 @@ fn modules_use_only_what_the_table_allows() {
             faults.push(format!("src/{name}.rs: `{module}` is not in the table"));
             continue;
         };
-        for used in uses(&text) {
+        for used in uses(&text, &name) {
             let inside = used.split("::").next() == Some(module);
             let listed = allowed.iter().any(|a| used == *a || used.starts_with(&format!("{a}::")));
             if !inside && !listed {
@@ -116,11 +206,14 @@ fn steps_use_only_earlier_steps() {
         let name = name(&path);
         let Some(step) = name.strip_prefix("proxy/").map(|rest| rest.split('/').next().unwrap()) else { continue };
         let Some(position) = STEPS.iter().position(|known| *known == step) else { continue };
+        let used = uses(&text, &name);
         for later in &STEPS[position + 1..] {
-            let code = code(&text);
-            if code.contains(&format!("super::{later}::")) || code.contains(&format!("crate::proxy::{later}")) {
+            if used.iter().any(|path| path.split("::").take(2).eq(["proxy", later])) {
                 faults.push(format!("src/{name}.rs: step {step} uses the later step {later}"));
             }
+        }
+        if used.contains("proxy::*") {
+            faults.push(format!("src/{name}.rs: a step that uses all of proxy uses later steps"));
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -141,11 +234,14 @@ fn drivers_status_codes_and_the_environment_are_named_in_one_place() {
                 faults.push(format!("src/{name}.rs names the driver {driver}, which belongs to {place}"));
             }
         }
-        let chooses_status =
-            ["BAD_REQUEST", "CONFLICT", "GATEWAY_TIMEOUT", "SERVICE_UNAVAILABLE", "UNPROCESSABLE_ENTITY"];
-        if name.starts_with("proxy/") && name != "proxy/error" {
-            let chosen = chooses_status.iter().filter(|status| code.contains(&format!("StatusCode::{status}")));
-            faults.extend(chosen.map(|status| format!("src/{name}.rs chooses {status}; that is proxy/error's")));
+        if !CHOOSE_STATUSES.contains(&name.as_str()) {
+            let listed = NAME_STATUSES.iter().find(|(file, _)| *file == name).map_or(&[][..], |(_, statuses)| statuses);
+            let named = code
+                .split("StatusCode::")
+                .skip(1)
+                .map(|rest| rest.split(|c: char| !(c.is_ascii_uppercase() || c == '_')).next().unwrap());
+            let chosen = named.filter(|status| status.len() > 1 && !listed.contains(status));
+            faults.extend(chosen.map(|status| format!("src/{name}.rs chooses {status}; see {CHOOSE_STATUSES:?}")));
         }
         if code.contains("env::var") && !name.starts_with("config") {
             faults.push(format!("src/{name}.rs reads the environment; that is config's"));

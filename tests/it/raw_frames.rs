@@ -719,9 +719,9 @@ async fn answered(stream: &mut TcpStream, kind: u8, frames: &[u8]) {
 }
 
 /// Frames that ask for an answer or for nothing at all, as fast as they are taken, while nothing is read: the connection
-/// ends, or what it may cost is bounded, and others are served meanwhile.
+/// ends, or what it may cost is bounded, and others are served meanwhile. Resets are among the abuse in `listening`.
 #[tokio::test]
-async fn floods_of_settings_pings_and_resets_take_no_memory() {
+async fn floods_of_settings_pings_and_priorities_take_no_memory() {
     let limits = "[limits]\nidle_timeout = \"2s\"\nheader_timeout = \"2s\"\n";
     let world = World::build(Store::memory()).top("h2c = true").more(limits).start().await;
     let floods: [(&str, Vec<u8>); 5] = [
@@ -749,4 +749,35 @@ async fn floods_of_settings_pings_and_resets_take_no_memory() {
         (world.proxy().metric("onceproxy_connections", &[]).await == 0.0).then_some(())
     })
     .await;
+}
+
+/// Streams that give no room for their answers: what waits is held by the upstream and not by the proxy, others are served,
+/// and the connection ends.
+#[tokio::test]
+async fn windows_of_zero_take_no_memory_and_end_the_connection() {
+    const STREAMS: u32 = 64;
+    let limits = "[limits]\nidle_timeout = \"2s\"\nheader_timeout = \"2s\"\n";
+    let world = World::build(Store::memory()).top("h2c = true").more(limits).start().await;
+    world.upstream.always(|request| match request.target.as_str() {
+        "/big" => reply(200).body(vec![b'x'; 1 << 20]).into(),
+        _ => reply(201).into(),
+    });
+    world.pay("warm").await.assert_executed(201);
+    let before = world.proxy().resident_memory();
+    let mut stream = TcpStream::connect(world.address()).await.unwrap();
+    let big: [Field<'_>; 4] =
+        [(b":method", b"GET"), (b":scheme", b"http"), (b":authority", b"shop.test"), (b":path", b"/big")];
+    let requests = (0..STREAMS).map(|n| frame(HEADERS, WHOLE, 2 * n + 1, &block(&big)));
+    let closed_window = frame(SETTINGS, 0, 0, &[0, 4, 0, 0, 0, 0]);
+    let start = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &closed_window].concat();
+    stream.write_all(&[start, requests.collect::<Vec<_>>().concat()].concat()).await.unwrap();
+    world.upstream.reached(1 + STREAMS as usize).await;
+    world.pay("meanwhile").await.assert_executed(201);
+    let grown = world.proxy().resident_memory().saturating_sub(before);
+    assert!(grown < 32 << 20, "it holds {} KiB of 64 MiB", grown >> 10);
+    crate::support::eventually("the connection to be gone", async || {
+        (world.proxy().metric("onceproxy_connections", &[]).await == 0.0).then_some(())
+    })
+    .await;
+    assert_eq!(world.proxy().metric("onceproxy_http2_abused_connections_total", &[]).await, 1.0);
 }

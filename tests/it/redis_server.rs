@@ -31,6 +31,29 @@ impl RedisServer {
         panic!("redis-server does not start");
     }
 
+    /// A Valkey of the version that scripts/install-test-packages puts into `.tools`.
+    pub(crate) fn start_valkey(settings: &[&str]) -> RedisServer {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(".tools/valkey-server");
+        assert!(program.exists(), "scripts/install-test-packages installs {}", program.display());
+        let dir = tempfile::tempdir().unwrap();
+        for _ in 0..10 {
+            let port = free_port();
+            if let Some(child) = wait_until_up(begin_program(&program, dir.path(), port, settings), port) {
+                return RedisServer { child, port, dir };
+            }
+        }
+        panic!("valkey-server does not start");
+    }
+
+    /// `kill -9`, and a start with these settings on the same port, with what its folder holds.
+    pub(crate) fn crash_and_restart_valkey(&mut self, settings: &[&str]) {
+        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(".tools/valkey-server");
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        self.child = wait_until_up(begin_program(&program, self.dir.path(), self.port, settings), self.port)
+            .expect("it starts again on its port");
+    }
+
     /// Where it listens.
     pub(crate) fn port(&self) -> u16 {
         self.port
@@ -65,7 +88,10 @@ pub(crate) fn free_port() -> u16 {
 
 /// Starts a server on this port, with nothing in it. `None` if it ended at once.
 pub(crate) fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
-    let mut child = begin(dir, port, settings);
+    wait_until_up(begin(dir, port, settings), port)
+}
+
+fn wait_until_up(mut child: Child, port: u16) -> Option<Child> {
     // The deadline is for a server that never comes up; nothing is concluded from it.
     for _ in 0..1000 {
         if ask(port, &["PING"]).is_some_and(|reply| !reply.starts_with("LOADING")) {
@@ -83,8 +109,13 @@ pub(crate) fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
 
 /// Starts a server on this port, and does not wait for it.
 pub(crate) fn begin(dir: &Path, port: u16, settings: &[&str]) -> Child {
+    begin_program(Path::new("redis-server"), dir, port, settings)
+}
+
+/// The same of another program, a newer Redis or a Valkey.
+pub(crate) fn begin_program(program: &Path, dir: &Path, port: u16, settings: &[&str]) -> Child {
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL", "redis-server"]);
+    command.args(["--pdeathsig", "KILL"]).arg(program);
     command.args(settings.first().filter(|first| !first.starts_with("--")));
     command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(dir);
     command.args(["--save", "", "--appendonly", "no"]);

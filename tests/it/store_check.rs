@@ -4,9 +4,11 @@ use std::process::Output;
 
 use serde_json::Value;
 
+use crate::postgres_server::{ADMIN, DATABASE, PostgresServer, fresh_schema};
 use crate::redis_server;
 use crate::support::proxy::Proxy;
 use crate::support::redis::RedisServer;
+use crate::support::topologies::{Cluster, Watched};
 use crate::support::{eventually, within_deadline};
 
 /// A proxy of its own on this store, its settings in this folder.
@@ -22,11 +24,21 @@ async fn proxy_on(store: &str, folder: &std::path::Path) -> Proxy {
 
 /// What the command came to: exit code, report, complaints.
 async fn check(store: &str) -> (i32, Value, String) {
+    check_by(&["--wait", "1", "--store", store]).await
+}
+
+/// The same with other arguments.
+async fn check_by(arguments: &[&str]) -> (i32, Value, String) {
     let mut command = tokio::process::Command::new(env!("CARGO_BIN_EXE_onceproxy"));
-    command.env_clear().args(["store", "check", "--json", "--wait", "1", "--store", store]);
+    command.env_clear().args(["store", "check", "--json"]).args(arguments);
     let Output { status, stdout, stderr } = command.output().await.unwrap();
     let report = serde_json::from_slice(&stdout).unwrap_or(Value::Null);
     (status.code().expect("an exit code"), report, String::from_utf8(stderr).unwrap())
+}
+
+/// What the report gives as this fact.
+fn fact<'a>(facts: &'a Value, name: &str) -> &'a str {
+    facts[name].as_str().unwrap_or_else(|| panic!("no fact {name}: {facts:#}"))
 }
 
 fn says(report: &Value, list: &str, part: &str) {
@@ -50,8 +62,10 @@ async fn reports_a_server_on_which_the_promise_holds() {
         ("latency", "ms"),
         ("clock", "the same"),
         ("operations", "each was run"),
+        ("rights", "all that are needed"),
+        ("scripts", "run"),
     ] {
-        assert!(facts[name].as_str().unwrap().contains(part), "{name} does not say {part:?}: {report:#}");
+        assert!(fact(facts, name).contains(part), "{name} does not say {part:?}: {report:#}");
     }
     assert_eq!((&report["breaks"], &report["weakens"]), (&serde_json::json!([]), &serde_json::json!([])));
     // Nothing of the trial is left but tombstones, which go by themselves.
@@ -99,7 +113,84 @@ async fn finds_the_rights_that_a_user_lacks_by_trying() {
     let (code, report, _) = check(&format!("redis://u:p@{}", server.address)).await;
     assert_eq!(code, 1, "{report:#}");
     says(&report, "breaks", "docs/stores.md: claim");
+    assert!(fact(&report["facts"], "rights").starts_with("not enough for claim"), "{report:#}");
+    assert_eq!(fact(&report["facts"], "scripts"), "run");
     assert!(!report.to_string().contains("u:p@"), "a password is shown: {report:#}");
+}
+
+#[tokio::test]
+async fn says_that_scripts_do_not_run() {
+    let server = RedisServer::start(&[]).await;
+    server.command(&["ACL", "SETUSER", "u", "on", ">p", "~once:*", "&once:*", "+@all", "-eval"]).await;
+    let (code, report, _) = check(&format!("redis://u:p@{}", server.address)).await;
+    assert_eq!((code, &report["holds"]), (1, &Value::Bool(false)), "{report:#}");
+    assert!(fact(&report["facts"], "scripts").starts_with("refused: "), "{report:#}");
+    says(&report, "breaks", "allow EVAL and EVALSHA");
+}
+
+#[tokio::test]
+async fn reports_a_cluster_and_a_master_behind_sentinels() {
+    let cluster = Cluster::start().await;
+    let (code, report, _) = check_by(&["--wait", "60", "--store", &cluster.url()]).await;
+    assert_eq!((code, &report["holds"]), (0, &Value::Bool(true)), "{report:#}");
+    let facts = &report["facts"];
+    let masters: Vec<_> = cluster.nodes[..3].iter().map(|node| format!("127.0.0.1:{}", node.port)).collect();
+    for master in &masters {
+        assert!(fact(facts, "address").contains(master), "{report:#}");
+    }
+    assert!(fact(facts, "topology").contains("a node of a cluster, master with 1 replicas"), "{report:#}");
+    for (name, value) in
+        [("operations", "each was run and permitted"), ("rights", "all that are needed"), ("scripts", "run")]
+    {
+        assert_eq!(fact(facts, name), value, "{report:#}");
+    }
+    says(&report, "weakens", "replication is asynchronous");
+    // One of its masters evicts: that alone breaks the promise, and the report says which.
+    cluster.nodes[1].command(&["CONFIG", "SET", "maxmemory-policy", "allkeys-lru"]);
+    let (code, report, _) = check_by(&["--wait", "60", "--store", &cluster.url()]).await;
+    assert_eq!((code, &report["holds"]), (1, &Value::Bool(false)), "{report:#}");
+    says(&report, "breaks", &format!("{}: Redis may forget claims", masters[1]));
+
+    let watched = Watched::start().await;
+    let (code, report, _) = check_by(&["--wait", "60", "--store", &watched.url()]).await;
+    assert_eq!((code, &report["holds"]), (0, &Value::Bool(true)), "{report:#}");
+    let facts = &report["facts"];
+    assert_eq!(fact(facts, "address"), format!("127.0.0.1:{}", watched.servers[0].port), "the master alone");
+    assert!(fact(facts, "topology").contains("master with 2 replicas"), "{report:#}");
+    assert_eq!((fact(facts, "rights"), fact(facts, "scripts")), ("all that are needed", "run"));
+    says(&report, "weakens", "replication is asynchronous");
+    let (code, _, complaints) = check(&watched.url().replace("/main", "/other")).await;
+    assert!(code == 1 && complaints.contains("no sentinel names the master"), "{complaints}");
+}
+
+#[tokio::test]
+async fn reports_both_lines() {
+    let (redis, postgres) = (RedisServer::start(&[]).await, PostgresServer::shared());
+    let (folder, schema) = (tempfile::tempdir().unwrap(), fresh_schema());
+    let config = folder.path().join("onceproxy.toml");
+    let settings = format!(
+        "[store]\nurl = \"redis://{}\"\nprefix = \"{schema}\"\n[second_line]\nurl = \"postgres://{ADMIN}@{}/{DATABASE}\"\n\
+         [[route]]\nname = \"pay\"\nupstream = \"http://127.0.0.1:9\"\n",
+        redis.address,
+        postgres.address()
+    );
+    std::fs::write(&config, settings).unwrap();
+    let arguments = ["--wait", "60", "--config", config.to_str().unwrap()];
+    let (code, report, _) = check_by(&arguments).await;
+    assert_eq!(code, 1, "there is no schema: {report:#}");
+    says(&report, "breaks", "onceproxy store init");
+    let mut init = tokio::process::Command::new(env!("CARGO_BIN_EXE_onceproxy"));
+    let made = init.env_clear().args(["store", "init"]).args(&arguments[2..]).output().await.unwrap();
+    assert!(made.status.success(), "{made:?}");
+    let (code, report, _) = check_by(&arguments).await;
+    assert_eq!((code, &report["holds"]), (0, &Value::Bool(true)), "{report:#}");
+    assert!(fact(&report["facts"], "topology").contains("one server, master"), "{report:#}");
+    assert_eq!(fact(&report["facts"], "operations"), "each was run and permitted");
+    let second = &report["facts"]["second_line"];
+    assert_eq!(fact(second, "topology"), "Postgres");
+    assert!(fact(second, "schema").contains(&schema), "{report:#}");
+    // The trial went through both.
+    assert_eq!(postgres.sql(&format!("SELECT count(*) > 0 FROM \"{schema}\".records WHERE route = 'PREFLIGHT'")), "t");
 }
 
 #[tokio::test]

@@ -19,6 +19,8 @@ const OLDEST_VERSION: (u32, u32) = (7, 0);
 const OLDEST_VERSION_WITH_WAITAOF: (u32, u32) = (7, 2);
 /// Why a replica must not be used.
 pub(super) const IS_REPLICA: &str = "this Redis is a replica: store.url must name the master";
+/// Every operation is a script, so one that does nothing tells whether they are let run.
+const SCRIPT: &str = "return 1";
 /// What is asked for by `CONFIG GET`.
 const SETTINGS: [&str; 4] = ["save", "appendfsync", "min-replicas-to-write", "stop-writes-on-bgsave-error"];
 /// A server that is fuller than this (in percent of `maxmemory`) soon refuses claims.
@@ -45,12 +47,14 @@ pub(super) struct Facts {
     stops_when_saves_fail: Option<bool>,
     /// Why `INFO` says nothing.
     refusal: String,
+    /// Why no script runs; `None` where they do.
+    scripts_refused: Option<String>,
 }
 
 /// Asks the server.
 pub(super) async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError> {
     let mut commands = redis::pipe();
-    commands.cmd("INFO").cmd("CONFIG").arg("GET").arg(&SETTINGS);
+    commands.cmd("INFO").cmd("CONFIG").arg("GET").arg(&SETTINGS).cmd("EVAL").arg(SCRIPT).arg(0);
     let Value::Array(answers) = ask(Route::Fixed(link), &Question::Commands(commands), limits).await? else {
         return Ok(Facts::default());
     };
@@ -68,6 +72,12 @@ pub(super) async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError
     }
     if let Some(settings) = answers.next() {
         facts.add_settings(settings);
+    }
+    if let Some(Err(refusal)) = answers.next().map(Value::extract_error) {
+        match error_of(link.server(), refusal) {
+            error if error.kind == StoreErrorKind::Refused => facts.scripts_refused = Some(error.message),
+            error => return Err(error),
+        }
     }
     Ok(facts)
 }
@@ -144,6 +154,8 @@ impl Facts {
             max => format!("maxmemory {} MiB", max >> 20),
         };
         report.fact("eviction", format!("{}, {limit}", self.eviction.as_deref().unwrap_or("not shown")));
+        let scripts = self.scripts_refused.as_ref();
+        report.fact("scripts", scripts.map_or_else(|| "run".to_owned(), |reason| format!("refused: {reason}")));
         self.remark_on_server(&mut report, watched);
         if report.broken().is_none() && self.eviction.is_some() {
             self.remark_on_durability(&mut report, watched.acknowledged);
@@ -223,6 +235,11 @@ impl Facts {
             }
             return;
         };
+        if let Some(reason) = &self.scripts_refused {
+            report.breaks(format!(
+                "Redis runs no script for this user, and every operation is one: allow EVAL and EVALSHA ({reason})"
+            ));
+        }
         let version = self.version_number();
         if version < OLDEST_VERSION {
             report.breaks(format!("Redis {} is too old: 7.0 or newer is needed", self.version));

@@ -141,6 +141,8 @@ async fn tls_with_an_own_authority_and_client_certificate() {
     let process = Process::ready(&tls(tls_port, &certificates.path("ca.pem"), pair)).await;
     let large = completed(&*process.store, &response(200_000)).await;
     assert_eq!(replay(&*process.store, &large).await, response(200_000));
+    contract::suite(|| process.store.for_core()).await;
+    contract::sweep(&*process.store, &process.metrics).await;
     // Without its certificate the server does not let this client in; another authority is not trusted.
     let stranger = Certificates::make();
     let pair = Some((certificates.path("client.pem"), certificates.path("client.key")));

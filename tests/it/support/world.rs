@@ -105,6 +105,7 @@ pub(crate) struct Builder {
     proxies: usize,
     relayed: bool,
     second_line: bool,
+    cold: bool,
     upstream_closed: bool,
     redis: &'static [&'static str],
 }
@@ -137,6 +138,12 @@ impl Builder {
     /// Further sections. In all settings `UPSTREAM` stands for the upstream's URL, `AUTHORITY` for its `host:port`.
     pub(crate) fn more(mut self, toml: &str) -> Builder {
         self.more.push_str(toml);
+        self
+    }
+
+    /// With proxies that have just opened their ports, and may not have reached their store yet.
+    pub(crate) fn cold(mut self) -> Builder {
+        self.cold = true;
         self
     }
 
@@ -249,7 +256,7 @@ impl Builder {
         for _ in 0..world.settings.proxies {
             world.proxies.push(Proxy::start(&world.config).await);
         }
-        for proxy in &world.proxies {
+        for proxy in world.proxies.iter().filter(|_| !world.settings.cold) {
             proxy.ready().await;
         }
         world
@@ -294,6 +301,7 @@ impl World {
             proxies: 1,
             relayed: false,
             second_line: false,
+            cold: false,
             upstream_closed: false,
             redis: &[],
         };

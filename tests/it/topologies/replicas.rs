@@ -3,6 +3,7 @@
 use onceproxy::store::StoreErrorKind;
 
 use super::*;
+use crate::redis_server::RedisServer;
 use crate::support::{Answer, Store as On, World, eventually, within_deadline};
 
 /// A world behind sentinels whose master goes on alone: its replicas get nothing any more.
@@ -195,6 +196,45 @@ async fn a_server_that_cannot_wait_for_its_disk_is_refused() {
         // These keep nothing on disk.
         assert!(result.unwrap_err().message.contains("appendonly"), "{version}");
     }
+}
+
+/// On a server that has WAITAOF: a claim counts when it is on the disk of the server and of its replica.
+#[tokio::test]
+async fn a_claim_counts_when_it_is_on_disk() {
+    let on_disk = ["--appendonly", "yes", "--appendfsync", "everysec", "--repl-diskless-sync-delay", "0"];
+    let mut master = RedisServer::start_valkey(&on_disk);
+    let port = master.port().to_string();
+    let replica = RedisServer::start_valkey(&[&on_disk[..], &["--replicaof", "127.0.0.1", &port]].concat());
+    until("the replica to be in step", async || {
+        (replica.command(&["INFO", "replication"]).contains("master_link_status:up")).then_some(())
+    })
+    .await;
+    let one = Redis::new(Topology::One(Place { host: "127.0.0.1".into(), port: master.port() }));
+    let mut config = with_replicas(contract::config(Backend::Redis(one)), 1);
+    let Backend::Redis(redis) = &mut config.backend else { panic!("not Redis") };
+    // An fsync comes every second.
+    let acknowledged = Acknowledged { replicas: 1, on_disk: true, timeout: Duration::from_secs(60) };
+    redis.acknowledged = Some(acknowledged);
+    config.timeout = Duration::from_secs(90);
+    let store = quiet(&config);
+    let claim = claim_in(1);
+    assert_eq!(store.claim(&claim).await.unwrap(), GRANTED);
+    let calls = master.command(&["INFO", "commandstats"]);
+    assert!(calls.contains("cmdstat_waitaof:") && !calls.contains("cmdstat_wait:"), "{calls}");
+    // The file has it, which a server that starts again reads.
+    master.crash_and_restart_valkey(&on_disk);
+    assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::InProgress { .. }));
+    // A replica that keeps nothing on disk acknowledges none.
+    until("the replica to be back", async || {
+        master.command(&["INFO", "replication"]).contains("state=online").then_some(())
+    })
+    .await;
+    assert_eq!(replica.command(&["CONFIG", "SET", "appendonly", "no"]), "OK");
+    let Backend::Redis(redis) = &mut config.backend else { panic!("not Redis") };
+    redis.acknowledged = Some(Acknowledged { timeout: Duration::from_millis(500), ..acknowledged });
+    let error = quiet(&config).claim(&claim_in(2)).await.unwrap_err();
+    assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Refused, true), "{error}");
+    assert!(error.message.contains("0 replicas have the claim on disk after 500ms, and 1 are wanted"), "{error}");
 }
 
 #[tokio::test]

@@ -1,9 +1,13 @@
 //! How many round trips operations take, counted by the servers.
 
-use onceproxy::record::CompleteReply;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::support::topologies::Node;
+use onceproxy::record::CompleteReply;
 
 /// How often these servers ran this command.
 fn calls<'a>(nodes: impl IntoIterator<Item = &'a Node>, command: &str) -> u64 {
@@ -46,4 +50,59 @@ async fn a_first_execution_takes_two_trips_and_a_replay_one_everywhere() {
     assert_eq!(execute_and_replay(&*store, &watched.servers).await, [2, 1]);
     let waits = calls(&watched.servers, "wait");
     assert_eq!(waits, 3, "two executions and a replay, whose claim may have been a grant");
+}
+
+/// A relay that counts round trips: how often something was sent after an answer, or first.
+async fn counting(server: u16) -> (u16, Arc<AtomicU64>) {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await.unwrap();
+    let (port, trips) = (listener.local_addr().unwrap().port(), Arc::new(AtomicU64::new(0)));
+    let counter = Arc::clone(&trips);
+    tokio::spawn(async move {
+        while let Ok((mut client, _)) = listener.accept().await {
+            let mut upstream = TcpStream::connect(("127.0.0.1", server)).await.unwrap();
+            let counter = Arc::clone(&counter);
+            tokio::spawn(async move {
+                let (mut sent, mut answered) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
+                let mut is_answered = true;
+                loop {
+                    // One after the other, so that what was sent before an answer is seen before it.
+                    tokio::select! {
+                        biased;
+                        Ok(n @ 1..) = client.read(&mut sent) => {
+                            counter.fetch_add(u64::from(is_answered), Ordering::SeqCst);
+                            is_answered = false;
+                            upstream.write_all(&sent[..n]).await.unwrap();
+                        }
+                        Ok(n @ 1..) = upstream.read(&mut answered) => {
+                            is_answered = true;
+                            client.write_all(&answered[..n]).await.unwrap();
+                        }
+                        else => return,
+                    }
+                }
+            });
+        }
+    });
+    (port, trips)
+}
+
+#[tokio::test]
+async fn a_claim_and_the_wait_for_replicas_are_one_trip() {
+    let watched = Watched::start().await;
+    let master = &watched.servers[0];
+    let (port, trips) = counting(master.port).await;
+    let one = Redis::new(Topology::One(Place { host: "127.0.0.1".into(), port }));
+    let store = quiet(&with_replicas(contract::config(Backend::Redis(one)), 2));
+    let execute = async || {
+        let claim = claim_in(7);
+        assert_eq!(store.claim(&claim).await.unwrap(), GRANTED);
+        assert_eq!(store.complete(&claim, &response(10), HOUR).await.unwrap(), CompleteReply::Stored);
+        claim
+    };
+    execute().await;
+    let (before, waits) = (trips.load(Ordering::SeqCst), calls([master], "wait"));
+    let claim = execute().await;
+    assert_eq!((trips.load(Ordering::SeqCst) - before, calls([master], "wait") - waits), (2, 1));
+    assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::Completed(_)));
+    assert_eq!(trips.load(Ordering::SeqCst) - before, 3);
 }

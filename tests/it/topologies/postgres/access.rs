@@ -291,6 +291,7 @@ async fn tls_is_as_strict_as_sslmode_says() {
             assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Refused, false), "{error}");
         }
     }
+    keeps_the_contract(&at("localhost", SslMode::VerifyFull, Some(&ca))).await;
     let plain = PostgresServer::shared();
     let config = StoreConfig {
         backend: Backend::Postgres(secured(plain.port(), "localhost", SslMode::Require, None)),
@@ -298,4 +299,29 @@ async fn tls_is_as_strict_as_sslmode_says() {
     };
     let error = quiet(&config).claim(&claim()).await.unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Refused, "a server without TLS is never spoken to in clear: {error}");
+}
+
+/// Encrypted from here to the pooler and from there to the server.
+#[tokio::test]
+async fn pgbouncer_with_tls_keeps_the_contract() {
+    let (server, ca, other) = with_tls();
+    let config = prepared(backend(server.port())).await;
+    let data = server.folder().join("data");
+    let settings = format!(
+        "client_tls_sslmode = require\nclient_tls_cert_file = {0}/server.crt\nclient_tls_key_file = {0}/server.key\n\
+         server_tls_sslmode = require\n",
+        data.display()
+    );
+    let pooler = PgBouncer::before(&server, &settings);
+    let at = |mode, ca: Option<&Path>| StoreConfig {
+        backend: Backend::Postgres(secured(pooler.port(), "localhost", mode, ca)),
+        timeout: Duration::from_secs(10),
+        ..config.clone()
+    };
+    keeps_the_contract(&at(SslMode::VerifyFull, Some(&ca))).await;
+    assert_eq!(server.sql("SELECT count(*) > 0 FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE ssl"), "t");
+    for (mode, ca) in [(SslMode::VerifyFull, Some(&*other)), (SslMode::Disable, None)] {
+        let error = quiet(&at(mode, ca)).claim(&claim()).await.unwrap_err();
+        assert!(!error.may_have_run, "{mode:?}: {error}");
+    }
 }
