@@ -151,7 +151,7 @@ on_shared_stores! {
         // The store grants the claim and its reply is held back; meanwhile the process that asked is stopped.
         world.relay().hold_replies();
         let sleeper = world.begin_pay("k-1");
-        eventually("the claim", async || (world.records().await == 2).then_some(())).await;
+        eventually("the claim", async || (world.open_in_store().await == 1).then_some(())).await;
         world.proxies[0].pause();
         world.relay().mend();
         let other = &world.proxies[1];
