@@ -24,10 +24,9 @@ test: deps ## All tests, with real Redis and Postgres servers; installs what the
 test-stores: deps ## The stores as they are run in production, on real servers that the tests start: a part of `make test`.
 	$(CARGO) test --locked --test it -- topologies:: storm::
 
-test-load: build ## What many connections and large bodies cost, in the release binary; needs 12,000 open files a process.
+test-load: build ## The figures of what many connections and large bodies cost; needs 12,000 open files a process.
 	./scripts/install-client-tools
 	.venv/bin/python -m pytest -q -s -m load tests/clients
-	$(CARGO) test --release --locked --test it -- --ignored --nocapture ten_thousand
 
 test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .venv with the tools.
 	./scripts/install-deploy-tools
@@ -46,7 +45,7 @@ test-celery: deps ## A Celery worker that is killed and cut off, with the proxy 
 
 test-clients: deps ## Real clients against the static release binary: curl, h2load, Python, Node, Go, Stripe's SDKs, gRPC.
 	./scripts/install-client-tools
-	binary="$$(./scripts/build-static)" && ONCEPROXY_BIN="$$binary" .venv/bin/python -m pytest -q tests/clients
+	binary="$$(./scripts/build-static)" && ONCEPROXY_BIN="$$binary" .venv/bin/python -m pytest -q -m "load or not load" tests/clients
 
 fuzz: ## Each fuzz target for 20 seconds, from the kept inputs (ARGS="SECONDS [TARGET...]"); needs a nightly compiler.
 	./scripts/install-fuzz-tools

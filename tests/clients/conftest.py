@@ -1,7 +1,7 @@
 """What the tests share: one upstream and one proxy for all of them. Each test takes a place of its own at the upstream.
 
-    make test-clients                                       all but those marked `load`
-    .venv/bin/python -m pytest tests/clients -k curl        some
+    make test-clients                                       all
+    .venv/bin/python -m pytest tests/clients -k curl        some of those that are not marked `load`
     .venv/bin/python -m pytest tests/clients -m load -s     the large ones with their figures, as make test-load does
 
 The binary is ONCEPROXY_BIN, or the release that cargo built last.

@@ -59,14 +59,14 @@ def certificate(folder):
 class Proxy:
     """A proxy that runs. `plain` and `tls` are the addresses of its listeners, `socket` the path of its Unix socket."""
 
-    def __init__(self, folder, routes, more="", secured=None):
+    def __init__(self, folder, routes, more="", secured=None, h2c=True):
         """Starts it with these routes; `more` goes to the top of the settings. With `secured` it has all listeners."""
         self.folder, self.socket, self.secured = folder, folder / "proxy.sock", secured
         listen = ["http://127.0.0.1:0"] + (["127.0.0.1:0", f"unix:{self.socket}"] if secured else [])
         tls = f'\n[tls]\ncert_file = "{secured[0]}"\nkey_file = "{secured[1]}"\n' if secured else ""
         file, self.log = folder / "onceproxy.toml", folder / "onceproxy.log"
         file.write_text(
-            f"listen = {json.dumps(listen)}\nh2c = true\n{more}{tls}\n"
+            f"listen = {json.dumps(listen)}\nh2c = {json.dumps(h2c)}\n{more}{tls}\n"
             f'[log]\nformat = "json"\n[admin]\nlisten = "127.0.0.1:0"\n'
             f'[store]\nurl = "disk:{folder}/data"\ntimeout = "10s"\n{routes}'
         )

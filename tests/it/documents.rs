@@ -332,3 +332,36 @@ fn the_names_of_the_code_are_there() {
         assert!(!read(&page).contains(".rs:"), "{page} names a line of the code, which moves");
     }
 }
+
+/// The Debian packages that these scripts install.
+fn installed_by(scripts: &[&str]) -> BTreeSet<String> {
+    let packages = scripts.iter().flat_map(|script| {
+        let text = read(&format!("scripts/{script}"));
+        let of_line = |line: &str| {
+            let lacking = line.strip_prefix("lacks ").and_then(|rest| rest.split(' ').nth(1));
+            let appended = line.split_once("missing=\"$missing ").and_then(|(_, rest)| rest.split('"').next());
+            lacking.or(appended).filter(|package| !package.starts_with('$')).map(str::to_owned)
+        };
+        text.lines().filter_map(of_line).collect::<Vec<_>>()
+    });
+    packages.collect()
+}
+
+#[test]
+fn the_readme_names_every_package_that_make_installs() {
+    let readme = read("README.md");
+    let row = |command: &str| {
+        let start = format!("| `{command}` |");
+        readme.lines().find(|line| line.starts_with(&start)).unwrap_or_else(|| panic!("no row {start}")).to_owned()
+    };
+    let clients = installed_by(&["install-client-tools"]);
+    let all = installed_by(&["install-test-packages", "install-celery"]);
+    assert!(clients.contains("nghttp2-client") && all.contains("pgbouncer"), "{clients:?} {all:?}");
+    for package in &clients {
+        assert!(row("make test-clients").contains(&format!("`{package}`")), "{package}");
+    }
+    // It refers to the other row for the rest.
+    for package in all.difference(&clients) {
+        assert!(row("make test").contains(&format!("`{package}`")), "{package}");
+    }
+}

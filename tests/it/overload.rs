@@ -135,35 +135,3 @@ async fn an_unprotected_response_may_take_its_time_while_it_moves() {
     world.upstream.next(Script(steps));
     assert_eq!(world.send(&Request::new("GET", "/")).await.text(), "xxxxx");
 }
-
-/// Not among the others: it opens twenty thousand sockets. `cargo test --release --test it -- --ignored ten_thousand`.
-#[tokio::test]
-#[ignore = "opens twenty thousand sockets; make test-load runs it"]
-async fn ten_thousand_waiting_duplicates_cost_under_100_mib() {
-    const COUNT: usize = 10_000;
-    let world =
-        World::with(Store::Memory, "wait_timeout = \"10m\"\n timeout = \"10m\"\n abandon_after = \"10m\"").await;
-    let gate = Gate::new();
-    world.upstream.next(reply(201).body("once").behind(&gate));
-    let pay = Request::pay().key("k-1").field("User-Agent", "a client of usual length").to_bytes();
-    let mut first = Connection::open(world.address()).await;
-    first.write(&pay).await;
-    world.upstream.reached(1).await;
-    let before = world.proxy().resident();
-    let mut clients = Vec::new();
-    for _ in 0..COUNT {
-        let mut client = Connection::open(world.address()).await;
-        client.write(&pay).await;
-        clients.push(client);
-    }
-    waiting(&world, COUNT).await;
-    let cost = world.proxy().resident() - before;
-    println!("{COUNT} waiting duplicates: {} MiB, {} bytes each", cost >> 20, cost / COUNT);
-    assert!(cost < 100 << 20, "{} MiB", cost >> 20);
-    gate.open();
-    first.answer().await.assert_executed(201);
-    for client in &mut clients {
-        assert_eq!(client.answer().await.text(), "once");
-    }
-    assert_eq!(world.executions(), 1);
-}

@@ -31,29 +31,6 @@ impl RedisServer {
         panic!("redis-server does not start");
     }
 
-    /// A Valkey of the version that scripts/install-test-packages puts into `.tools`.
-    pub(crate) fn start_valkey(settings: &[&str]) -> RedisServer {
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(".tools/valkey-server");
-        assert!(program.exists(), "scripts/install-test-packages installs {}", program.display());
-        let dir = tempfile::tempdir().unwrap();
-        for _ in 0..10 {
-            let port = free_port();
-            if let Some(child) = wait_until_up(begin_program(&program, dir.path(), port, settings), port) {
-                return RedisServer { child, port, dir };
-            }
-        }
-        panic!("valkey-server does not start");
-    }
-
-    /// `kill -9`, and a start with these settings on the same port, with what its folder holds.
-    pub(crate) fn crash_and_restart_valkey(&mut self, settings: &[&str]) {
-        let program = Path::new(env!("CARGO_MANIFEST_DIR")).join(".tools/valkey-server");
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-        self.child = wait_until_up(begin_program(&program, self.dir.path(), self.port, settings), self.port)
-            .expect("it starts again on its port");
-    }
-
     /// Where it listens.
     pub(crate) fn port(&self) -> u16 {
         self.port
@@ -91,7 +68,8 @@ pub(crate) fn spawn(dir: &Path, port: u16, settings: &[&str]) -> Option<Child> {
     wait_until_up(begin(dir, port, settings), port)
 }
 
-fn wait_until_up(mut child: Child, port: u16) -> Option<Child> {
+/// The process, once it answers on this port. `None` if it ended at once.
+pub(crate) fn wait_until_up(mut child: Child, port: u16) -> Option<Child> {
     // The deadline is for a server that never comes up; nothing is concluded from it.
     for _ in 0..1000 {
         if ask(port, &["PING"]).is_some_and(|reply| !reply.starts_with("LOADING")) {

@@ -22,6 +22,7 @@ mod second_line;
 mod slots;
 mod sockets;
 mod trips;
+mod valkey;
 
 /// One process: a store, its metrics and its background work.
 struct Process {

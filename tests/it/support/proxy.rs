@@ -102,13 +102,6 @@ impl Proxy {
         *self = next;
     }
 
-    /// The memory it holds, in bytes.
-    pub(crate) fn resident(&self) -> usize {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line VmRSS");
-        line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() * 1024
-    }
-
     /// What it logged.
     pub(crate) fn log(&self) -> Vec<String> {
         self.log.lock().unwrap().clone()

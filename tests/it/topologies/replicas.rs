@@ -2,8 +2,8 @@
 
 use onceproxy::store::StoreErrorKind;
 
+use super::valkey::Valkey;
 use super::*;
-use crate::redis_server::RedisServer;
 use crate::support::{Answer, Store as On, World, eventually, within_deadline};
 
 /// A world behind sentinels whose master goes on alone: its replicas get nothing any more.
@@ -202,9 +202,9 @@ async fn a_server_that_cannot_wait_for_its_disk_is_refused() {
 #[tokio::test]
 async fn a_claim_counts_when_it_is_on_disk() {
     let on_disk = ["--appendonly", "yes", "--appendfsync", "everysec", "--repl-diskless-sync-delay", "0"];
-    let mut master = RedisServer::start_valkey(&on_disk);
+    let mut master = Valkey::start(&on_disk);
     let port = master.port().to_string();
-    let replica = RedisServer::start_valkey(&[&on_disk[..], &["--replicaof", "127.0.0.1", &port]].concat());
+    let replica = Valkey::start(&[&on_disk[..], &["--replicaof", "127.0.0.1", &port]].concat());
     until("the replica to be in step", async || {
         (replica.command(&["INFO", "replication"]).contains("master_link_status:up")).then_some(())
     })
@@ -222,7 +222,7 @@ async fn a_claim_counts_when_it_is_on_disk() {
     let calls = master.command(&["INFO", "commandstats"]);
     assert!(calls.contains("cmdstat_waitaof:") && !calls.contains("cmdstat_wait:"), "{calls}");
     // The file has it, which a server that starts again reads.
-    master.crash_and_restart_valkey(&on_disk);
+    master.crash_and_restart();
     assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::InProgress { .. }));
     // A replica that keeps nothing on disk acknowledges none.
     until("the replica to be back", async || {
