@@ -20,7 +20,8 @@ PATIENCE = 150
 def by_bytes(world, seconds):
     rows = []
     for size in BYTES:
-        for proxy, keys in [(world.nginx, "unique"), (world.once, "none"), (world.once, "unique"), (world.once, "same")]:
+        plan = [(world.nginx, "none"), *((world.once, keys) for keys in ["none", "unique", "same"])]
+        for proxy, keys in plan:
             got = measure.load(proxy, keys, seconds, connections=8, path=f"/{size}")
             rows.append([f"{size // 1024} KiB", f"{proxy.name}, {keys} keys", *_figures(got)])
         # A megabyte each: they would be all that Redis holds from here on.
@@ -33,13 +34,14 @@ def by_connections(world, seconds):
     for connections in CONNECTIONS:
         for proxy, keys in [(world.nginx, "none"), (world.once, "none"), (world.once, "unique")]:
             before = servers.connections_taken(world.upstream)
-            got = measure.load(proxy, keys, seconds, connections)
+            got = measure.load(proxy, keys, seconds, connections, may_refuse=connections > 1000)
             # The one that asked is among them.
             opened = servers.connections_taken(world.upstream) - before - 1
             row = [f"{connections:,}", f"{proxy.name}, {keys} keys", *_figures(got), f"{proxy.resident_mib():.0f}"]
-            rows.append([*row, f"{opened:,}", f"{opened / got.requests * 1000:.1f}"])
+            rows.append([*row, f"{opened:,}", f"{opened / got.requests * 1000:.1f}", f"{got.refused:.0%}"])
         _flush(world)
     head = ["connections", "load", *FIGURES, "MiB then", "connections to the upstream opened", "of 1,000 requests"]
+    head += ["refused"]
     return "Connections", head, rows
 
 
