@@ -47,5 +47,5 @@ class Single:
         for by, trips in self.trips.items():
             p50 = "{:.0f} ({:.0f}–{:.0f})".format(*measure.middle(trips))
             rows.append([f"Redis itself, by {by}: `PING`", "—", p50, "—", "—", "—"])
-        head = ["server", "keys", "p50 µs", "p99 µs", "over nginx, µs (least–most)", "and over two round trips to Redis"]
+        head = ["server", "keys", "p50 µs", "p99 µs", "over nginx, µs (least–most)", "and two round trips to Redis"]
         yield f"One connection, {len(self.trips['TCP'])} rounds", head, rows
