@@ -41,7 +41,7 @@ class Rounds:
         self.commands[title, server.name] = _per_request(before, after, got.requests)
 
     def ratio(self, title, name, field="rate", to=None):
-        """Median, least and most over the rounds of one field beside nginx's, or another's; nothing if it did not run."""
+        """One field beside nginx's, or another's: median, least and most of the rounds; nothing if it did not run."""
         runs, bases = self.seen.get((title, name)), self.seen.get(to or self.baseline)
         if not runs or not bases:
             return None
@@ -55,13 +55,18 @@ class Rounds:
                 measure.middle(getattr(run, field) for run in runs)[0]
                 for field in ["rate", "p50", "p99", "processor", "redis"]
             )
-            ratios = ["{:.2f} ({:.2f}–{:.2f})".format(*self.ratio(title, name, field)) for field in ["rate", "processor"]]
-            rows.append([title, name, f"{rate:.0f}", ratios[0], f"{p50:.0f}", f"{p99:.0f}", f"{processor:.1f}", ratios[1]])
-            rows[-1].append(f"{redis:.1f}" if redis > 1 else "—")
+            fast, cheap = (spread(self.ratio(title, name, field)) for field in ["rate", "processor"])
+            row = [title, name, f"{rate:.0f}", fast, f"{p50:.0f}", f"{p99:.0f}", f"{processor:.1f}", cheap]
+            rows.append([*row, f"{redis:.1f}" if redis > 1 else "—"])
         head = ["load", "server", "requests/s", "× nginx (least–most)", "p50 µs", "p99 µs", "processor µs"]
         yield self.title, [*head, "× nginx (least–most)", "Redis µs"], rows
         rows = [[title, name, words] for (title, name), words in self.commands.items() if words]
         yield "Redis commands per request, those inside scripts included", ["load", "server", "commands"], rows
+
+
+def spread(middle):
+    """A median, and from where to where it ranges."""
+    return "{:.2f} ({:.2f}–{:.2f})".format(*middle)
 
 
 def _plan(world):

@@ -127,7 +127,7 @@ def side_by_side(world, options):
 
 def cores(world, options):
     """By how many runtimes there are."""
-    yield from threads.tables(world, 3, options.seconds - 1)
+    yield from threads.tables(world, 3, max(1, options.seconds - 1))
 
 
 def by_bytes(world, options):

@@ -4,11 +4,17 @@ import measure
 import servers
 
 
+def spread(middle):
+    """A median in microseconds more, and from where to where it ranges."""
+    return "{:+.0f} ({:+.0f}–{:+.0f})".format(*middle)
+
+
 class Single:
     """Medians of each round, in microseconds."""
 
     def __init__(self, world, rounds, seconds):
-        plan = [(server, "none") for server in [world.nginx, world.haproxy, world.once, world.nginx_unix, world.once_unix]]
+        plain = [world.nginx, world.haproxy, world.once, world.nginx_unix, world.once_unix]
+        plan = [(server, "none") for server in plain]
         plan += [(server, "unique") for server in [world.once, world.lua, world.once_unix, world.once_memory]]
         plan += [(world.once_disk, "unique"), (world.once, "same")]
         self.seen, self.trips = {}, {"TCP": [], "a Unix socket": []}
@@ -33,13 +39,13 @@ class Single:
             p50, p99 = (measure.middle(getattr(run, field) for run in runs)[0] for field in ["p50", "p99"])
             unix = name.endswith("-unix")
             over = self.over(name, keys, base="nginx-unix" if unix else "nginx")
-            row = [name, keys, f"{p50:.0f}", f"{p99:.0f}", "{:+.0f} ({:+.0f}–{:+.0f})".format(*over), "—"]
+            row = [name, keys, f"{p50:.0f}", f"{p99:.0f}", spread(over), "—"]
             if keys == "unique" and name in ["onceproxy", "onceproxy-unix", "nginx-lua"]:
                 by, base = ("a Unix socket", "nginx-unix") if unix else ("TCP", "nginx")
-                row[-1] = "{:+.0f} ({:+.0f}–{:+.0f})".format(*self.over(name, keys, 2, by, base))
+                row[-1] = spread(self.over(name, keys, 2, by, base))
             rows.append(row)
         for by, trips in self.trips.items():
-            p50 = measure.middle(trips)
-            rows.append([f"Redis itself, by {by}: `PING`", "—", "{:.0f} ({:.0f}–{:.0f})".format(*p50), "—", "—", "—"])
-        head = ["server", "keys", "p50 µs", "p99 µs", "over nginx, µs (least–most)", "and over two round trips to Redis"]
-        yield "One connection", head, rows
+            p50 = "{:.0f} ({:.0f}–{:.0f})".format(*measure.middle(trips))
+            rows.append([f"Redis itself, by {by}: `PING`", "—", p50, "—", "—", "—"])
+        head = ["server", "keys", "p50 µs", "p99 µs", "over nginx, µs (least–most)", "and two round trips to Redis"]
+        yield f"One connection, {len(self.trips['TCP'])} rounds", head, rows

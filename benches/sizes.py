@@ -20,14 +20,15 @@ class Memory:
             for connections in CONNECTIONS:
                 server.forget_peak()
                 for keys in ["none", "unique"]:
-                    measure.load(server, keys, seconds, connections)
+                    measure.load(server, keys, seconds, connections, may_refuse=connections > 1000)
                 self.seen[name].append(server.peak_mib())
             if not upstream:
                 server.stop()
 
     def tables(self):
         head = ["server", "idle, MiB", *(f"at the most with {n:,} connections" for n in CONNECTIONS)]
-        yield "Resident memory, records on Redis", head, [[n, *(f"{m:.1f}" for m in row)] for n, row in self.seen.items()]
+        rows = [[name, *(f"{mib:.1f}" for mib in row)] for name, row in self.seen.items()]
+        yield "Resident memory, records on Redis", head, rows
 
 
 class Start:

@@ -1,4 +1,4 @@
-"""System calls per request, counted by strace: they are what a proxy costs the kernel, and no load disturbs them much."""
+"""System calls per request, counted by strace: what a proxy costs the kernel. No load disturbs them much."""
 
 import pathlib
 import re

@@ -1,6 +1,7 @@
 """What was measured, beside what is aimed at. Times are compared here and never asserted: they are the machine's."""
 
 from rounds import FIRST, JOINED, KNOWN, PLAIN, SAME
+from single import spread
 
 ONCE = "onceproxy"
 
@@ -26,9 +27,8 @@ def tables(rounds, single, memory, start):
     ratio("… replay: one key", "0.85 ×", "0.65 ×", SAME, ONCE, field="processor")
     ratio("… replay: 2,000 keys", "", "", KNOWN, ONCE, field="processor")
     plain, first = single.over(ONCE, "none"), single.over(ONCE, "unique", trips=2)
-    spread = "{:+.0f} µs ({:+.0f}–{:+.0f})"
-    rows.append(["one connection, plain: nginx and", "10 µs", "3 µs", spread.format(*plain)])
-    rows.append(["… first execution: nginx, 2 round trips to Redis and", "25 µs", "12 µs", spread.format(*first)])
+    rows.append(["one connection, µs, plain: nginx and", "10", "3", spread(plain)])
+    rows.append(["… first execution: nginx, 2 round trips to Redis and", "25", "12", spread(first)])
     used = " / ".join(f"{mib:.0f}" for mib in memory.seen[ONCE])
     rows.append(["memory: idle / 64 / 4,096 connections, MiB", "20 / 30 / 250", "8 / 14 / 120", used])
     slowest = max(seconds for seen in start.seen.values() for seconds, _ in seen)
