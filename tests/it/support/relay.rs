@@ -140,14 +140,26 @@ async fn relay(mut client: TcpStream, target: SocketAddr, mut mode: watch::Recei
     let _ = client.set_nodelay(true);
     let _ = server.set_nodelay(true);
     let (mut commands, mut replies) = (vec![0; 64 * 1024], vec![0; 64 * 1024]);
-    let mut losing = None;
+    let (mut losing, mut held) = (None, Vec::new());
     loop {
         // Both directions in one loop, so that a marked command and its reply are seen in order.
         let read = tokio::select! {
             n = client.read(&mut commands) => (true, n),
             n = server.read(&mut replies) => (false, n),
+            mended = async { mode.wait_for(|mode| *mode == Mode::Pass).await.is_ok() }, if !held.is_empty() => {
+                if !mended || client.write_all(&held).await.is_err() {
+                    return;
+                }
+                held.clear();
+                continue;
+            }
         };
         let (from_client, Ok(n @ 1..)) = read else { return };
+        if !from_client && (*mode.borrow() == Mode::Hold || !held.is_empty()) {
+            // The commands go on meanwhile: the reply to an earlier one must not keep them back.
+            held.extend_from_slice(&replies[..n]);
+            continue;
+        }
         let may_pass = |mode: &Mode| *mode == Mode::Pass || from_client && *mode == Mode::Hold;
         if mode.wait_for(may_pass).await.is_err() {
             return;
