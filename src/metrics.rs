@@ -4,7 +4,6 @@
 //! credentials and bodies never get here. Handles are resolved once at start, so that counting on the path of a
 //! request takes no look-up.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -14,6 +13,10 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
+
+mod spread;
+
+pub use spread::{Count, Times};
 
 /// How a request ended: the label `result`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -181,19 +184,24 @@ fn seconds() -> Histogram {
     Histogram::new(SECONDS)
 }
 
+fn times() -> Times {
+    Times::new(&SECONDS)
+}
+
 fn ratios() -> Histogram {
     Histogram::new(RATIOS)
 }
 
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
+type TimesFamily<L> = Family<L, Times, fn() -> Times>;
 
 /// All metric families of the process.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
-    requests: Family<RouteResultLabels, Counter>,
-    request_seconds: HistogramFamily<RouteResultLabels>,
-    upstream_sends: Family<RouteLabel, Counter>,
+    requests: Family<RouteResultLabels, Count>,
+    request_seconds: TimesFamily<RouteResultLabels>,
+    upstream_sends: Family<RouteLabel, Count>,
     upstream_resends: Family<RouteLabel, Counter>,
     upstream_seconds: HistogramFamily<RouteLabel>,
     in_flight: Family<RouteLabel, Gauge>,
@@ -252,7 +260,7 @@ impl Metrics {
         let mut metrics = Metrics {
             registry: Registry::with_prefix("onceproxy"),
             requests: Family::default(),
-            request_seconds: Family::new_with_constructor(seconds),
+            request_seconds: Family::new_with_constructor(times),
             upstream_sends: Family::default(),
             upstream_resends: Family::default(),
             upstream_seconds: Family::new_with_constructor(seconds),
@@ -512,13 +520,13 @@ impl StoreOperationMetrics {
 /// The metrics of one route, resolved.
 #[derive(Clone, Debug)]
 pub struct RouteMetrics {
-    requests: [Counter<u64, AtomicU64>; 16],
+    requests: [Count; 16],
     name: String,
     /// Made when first needed: each is a series for every bucket, and most results are rare.
-    request_seconds: Arc<[OnceLock<Histogram>; 16]>,
-    all_request_seconds: HistogramFamily<RouteResultLabels>,
+    request_seconds: Arc<[OnceLock<Times>; 16]>,
+    all_request_seconds: TimesFamily<RouteResultLabels>,
     /// Requests handed to an upstream connection.
-    pub upstream_sends: Counter,
+    pub upstream_sends: Count,
     /// Second sends after a first that certainly was none.
     pub upstream_resends: Counter,
     /// Time of the upstream's whole answer.
@@ -553,7 +561,7 @@ impl RouteMetrics {
             let labels = RouteResultLabels { route: self.name.clone(), result };
             self.all_request_seconds.get_or_create(&labels).clone()
         });
-        seconds.observe(took.as_secs_f64());
+        seconds.observe(took);
     }
 }
 

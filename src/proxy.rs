@@ -19,6 +19,7 @@ pub mod key;
 
 pub mod fingerprint;
 
+pub mod alarm;
 mod attempt;
 pub mod claim;
 pub mod flights;
@@ -40,6 +41,7 @@ pub mod error;
 pub mod headers;
 pub mod notes;
 
+use self::alarm::Alarms;
 use self::attempt::Attempt;
 use self::body::{Body, Budget, Patience, Share};
 use self::claim::Looked;
@@ -206,7 +208,8 @@ impl Core {
                 None => Budget::new(config.max_in_flight.unwrap_or(usize::MAX)),
             };
             let destinations = Destinations::default();
-            Ok(Arc::new(Route { pool, index, config: config.clone(), in_flight, metrics, destinations }))
+            let alarms = Alarms::default();
+            Ok(Arc::new(Route { pool, index, config: config.clone(), in_flight, metrics, destinations, alarms }))
         });
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
@@ -239,44 +242,48 @@ impl Core {
         }
     }
 
-    async fn handle(self: Arc<Core>, request: Request<Incoming>, peer: Peer) -> Response<Body> {
+    /// Answers one request. Taken apart before the future begins, which would keep room for it twice.
+    fn handle(self: Arc<Core>, request: Request<Incoming>, peer: Peer) -> impl Future<Output = Response<Body>> + use<> {
         let started = Instant::now();
         let (mut head, body) = request.into_parts();
         let notes = Notes::begin(&self.shared.tracer, self.log_requests, &head, peer);
         let mut diary = Diary::open(notes, self.log_requests, started);
-        if head.method == Method::CONNECT {
-            let answer = Box::pin(self.connect(&mut head, peer, diary.notes())).await;
+        async move {
+            if head.method == Method::CONNECT {
+                let answer = Box::pin(self.connect(&mut head, peer, diary.notes())).await;
+                diary.answered(&answer.response, answer.result);
+                return answer.response;
+            }
+            let route = match self.routes.find(&head) {
+                Ok(route) => route.clone(),
+                Err(problem) => {
+                    body::discard(&head, body);
+                    self.shared.metrics.answered_without_route(RequestResult::NoRoute);
+                    let response = problem.into_response();
+                    diary.answered(&response, RequestResult::NoRoute);
+                    return response;
+                }
+            };
+            diary.taken_by(&route.config.name);
+            let answer = match egress::destination(&route, &head) {
+                Ok(route) => self.steps(&route, &mut head, body, peer, diary.notes()).await,
+                Err(problem) => {
+                    body::discard(&head, body);
+                    Err(problem)
+                }
+            };
+            let answer = answer.unwrap_or_else(Answer::problem);
+            route.metrics.answered(answer.result, started.elapsed());
             diary.answered(&answer.response, answer.result);
-            return answer.response;
+            answer.response
         }
-        let route = match self.routes.find(&head) {
-            Ok(route) => route.clone(),
-            Err(problem) => {
-                body::discard(&head, body);
-                self.shared.metrics.answered_without_route(RequestResult::NoRoute);
-                let response = problem.into_response();
-                diary.answered(&response, RequestResult::NoRoute);
-                return response;
-            }
-        };
-        diary.taken_by(&route.config.name);
-        let answer = match egress::destination(&route, &head) {
-            Ok(route) => self.steps(&route, &mut head, body, peer, diary.notes()).await.unwrap_or_else(Answer::problem),
-            Err(problem) => {
-                body::discard(&head, body);
-                Answer::problem(problem)
-            }
-        };
-        route.metrics.answered(answer.result, started.elapsed());
-        diary.answered(&answer.response, answer.result);
-        answer.response
     }
 
     /// Answers a `CONNECT`, which no route takes.
     async fn connect(&self, head: &mut request::Parts, peer: Peer, notes: &Notes) -> Answer {
         let connecting = async {
             let total = self.shared.in_flight.take(1).ok_or_else(|| overloaded("requests in flight"))?;
-            let held = Box::new((total, Counted::new(self.shared.metrics.tunnels())));
+            let held: body::Held = Box::new((total, Counted::new(self.shared.metrics.tunnels())));
             let passage = Passage { peer, held, idle: self.idle_timeout, shared: &self.shared, notes };
             connect::connect(head, &self.egress.tunnels, passage).await
         };
@@ -302,6 +309,20 @@ impl Core {
                 return Err(problem);
             }
         };
+        // Boxed: a plain request, whose way ends here, should not have room for this.
+        Box::pin(self.protect(route, head, found, body, peer, notes)).await
+    }
+
+    /// The life of a request that may have a key.
+    async fn protect(
+        &self,
+        route: &Arc<Route>,
+        head: &mut request::Parts,
+        found: Found,
+        body: Incoming,
+        peer: Peer,
+        notes: &Notes,
+    ) -> Result<Answer, Problem> {
         if let Found::Key(key) = &found
             && let Some(answer) = self.replay_without_body(route, head, key, notes).await
         {
@@ -454,7 +475,7 @@ impl Core {
     async fn pass(
         &self,
         route: &Route,
-        head: &request::Parts,
+        head: &mut request::Parts,
         body: Plain,
         peer: Peer,
         notes: &Notes,
@@ -469,7 +490,7 @@ impl Core {
             }
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
-        let passage = Passage { peer, held: Box::new(in_flight), idle: self.idle_timeout, shared: &self.shared, notes };
+        let passage = Passage { peer, held: in_flight, idle: self.idle_timeout, shared: &self.shared, notes };
         Box::pin(pass::pass(route, head, body, passage)).await
     }
 
@@ -514,12 +535,14 @@ impl Keyed<'_> {
         self.head.uri = http::Uri::default();
     }
 
-    fn outgoing(&self, body: body::Whole) -> Outgoing {
+    /// The request as it goes out. Its fields are taken out of its head.
+    fn outgoing(&mut self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
         let key = Some((&self.key, self.key.is_quoted()));
-        let mut fields = headers::to_upstream(route, self.head, self.peer, key);
         // A client that gave a length sees it reach the upstream, be it 0.
-        if self.head.headers.contains_key(CONTENT_LENGTH) || !body.bytes.is_empty() {
+        let says_length = self.head.headers.contains_key(CONTENT_LENGTH) || !body.bytes.is_empty();
+        let mut fields = headers::to_upstream(route, self.head, self.peer, key);
+        if says_length {
             fields.insert(CONTENT_LENGTH, body.bytes.len().into());
         }
         Outgoing {

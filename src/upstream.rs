@@ -7,10 +7,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use prometheus_client::metrics::counter::Counter;
-
 use crate::config;
-use crate::metrics::RouteMetrics;
+use crate::metrics::{Count, RouteMetrics};
 
 mod body;
 mod connect;
@@ -47,7 +45,7 @@ struct Shared {
     idle: Arc<IdleList>,
     /// In place of the idle list, where the upstream is spoken to in HTTP/2.
     sessions: Option<Sessions>,
-    sends: Counter,
+    sends: Count,
 }
 
 impl Pool {
@@ -73,7 +71,7 @@ impl Pool {
         Pool::of(dialer.clone(), idle.timeout(), sends.clone())
     }
 
-    fn of(dialer: Arc<Dialer>, idle_timeout: Duration, sends: Counter) -> Pool {
+    fn of(dialer: Arc<Dialer>, idle_timeout: Duration, sends: Count) -> Pool {
         let sessions = dialer.upstream().http2.then(|| Sessions::new(idle_timeout));
         Pool { shared: Arc::new(Shared { dialer, idle: IdleList::new(idle_timeout), sessions, sends }) }
     }
@@ -93,26 +91,30 @@ impl Pool {
         Ok(Pool::of(Arc::new(dialer.towards(upstream)?), idle.timeout(), sends.clone()))
     }
 
-    /// An idle connection, the most recently used first and found alive, or else a fresh one.
+    /// What can be had without waiting: the idle connection that was used last and is found alive, or a stream of a shared
+    /// one.
+    pub fn reuse(&self) -> Option<Connection> {
+        if let Some(sessions) = &self.shared.sessions {
+            return sessions.take().map(|stream| Connection::stream(stream, self.shared.clone(), true));
+        }
+        self.shared.idle.take().map(|link| Connection::reused(link, self.shared.clone()))
+    }
+
+    /// What can be had without waiting, or else a fresh connection.
     ///
     /// An error means that nothing was sent.
     pub async fn checkout(&self) -> Result<Connection, ConnectError> {
-        if let Some(sessions) = &self.shared.sessions {
-            if let Some(stream) = sessions.take() {
-                return Ok(Connection::stream(stream, self.shared.clone(), true));
-            }
-            let dialing = self.shared.dialer.within(async { Ok(sessions.dialing().await) }).await?;
-            if let Some(stream) = sessions.take() {
-                return Ok(Connection::stream(stream, self.shared.clone(), true));
-            }
-            let connected = self.connect().await;
-            drop(dialing);
-            return connected;
+        if let Some(connection) = self.reuse() {
+            return Ok(connection);
         }
-        match self.shared.idle.take() {
-            Some(link) => Ok(Connection::reused(link, self.shared.clone())),
-            None => self.connect().await,
+        let Some(sessions) = &self.shared.sessions else { return self.connect().await };
+        let dialing = self.shared.dialer.within(async { Ok(sessions.dialing().await) }).await?;
+        if let Some(connection) = self.reuse() {
+            return Ok(connection);
         }
+        let connected = self.connect().await;
+        drop(dialing);
+        connected
     }
 
     /// A fresh connection, whatever is idle.

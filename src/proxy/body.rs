@@ -6,7 +6,7 @@
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
 use bytes::{Bytes, BytesMut};
@@ -241,11 +241,23 @@ pub struct Arriving {
     rest: Incoming,
 }
 
-/// Makes sure that a body is coming. In HTTP/1.1 asking for it has a client that waits (`Expect`) told to go on. In HTTP/2
-/// the server below cannot say that: a client that does wait is told to repeat the request without asking.
+/// Makes sure that a body is coming, and takes what is here of it. In HTTP/1.1 asking for it has a client that waits
+/// (`Expect`) told to go on. In HTTP/2 the server below cannot say that: a client that does wait is told to repeat the
+/// request without asking.
 pub async fn begun(head: &request::Parts, body: Incoming) -> Result<Arriving, Problem> {
     let mut arriving = Arriving { first: None, rest: body };
-    if head.version != Version::HTTP_2 || !head.headers.contains_key(EXPECT) || arriving.rest.is_end_stream() {
+    let expects = head.headers.contains_key(EXPECT);
+    if head.version != Version::HTTP_2 {
+        if !expects {
+            // What came with the head has been read with it. Whoever asks for the rest is woken by it.
+            let here = Pin::new(&mut arriving.rest).poll_frame(&mut Context::from_waker(Waker::noop()));
+            if let Poll::Ready(Some(first)) = here {
+                arriving.first = Some(first.map_err(|_| broken())?);
+            }
+        }
+        return Ok(arriving);
+    }
+    if !expects || arriving.rest.is_end_stream() {
         return Ok(arriving);
     }
     match tokio::time::timeout(EXPECT_TIME, arriving.rest.frame()).await {
@@ -258,6 +270,19 @@ pub async fn begun(head: &request::Parts, body: Incoming) -> Result<Arriving, Pr
             "Over HTTP/2 this proxy does not answer 100 (Continue), and the request body did not come without it. Send the \
              same request without Expect; nothing was forwarded.",
         )),
+    }
+}
+
+impl Arriving {
+    /// The whole body, if it is here in one piece.
+    pub fn whole(self) -> Result<Bytes, Arriving> {
+        let Arriving { first, rest } = self;
+        match first.map(Frame::into_data) {
+            Some(Ok(data)) if rest.is_end_stream() => Ok(data),
+            Some(Ok(data)) => Err(Arriving { first: Some(Frame::data(data)), rest }),
+            Some(Err(trailers)) => Err(Arriving { first: Some(trailers), rest }),
+            None => Err(Arriving { first: None, rest }),
+        }
     }
 }
 

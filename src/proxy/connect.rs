@@ -10,7 +10,7 @@ use bytes::Bytes;
 use http::{Response, request};
 use hyper::upgrade::OnUpgrade;
 
-use super::body::Body;
+use super::body::{Body, Held};
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus};
 use super::pass::Passage;
@@ -25,7 +25,11 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Opens the tunnel that a `CONNECT` asks for, and has it run on as a task; or says why not. What the client has sent
 /// behind its head is the first that goes through.
-pub async fn connect(head: &mut request::Parts, tunnels: &Hosts, passage: Passage<'_>) -> Result<Answer, Problem> {
+pub async fn connect(
+    head: &mut request::Parts,
+    tunnels: &Hosts,
+    passage: Passage<'_, Held>,
+) -> Result<Answer, Problem> {
     let Some((client, (host, port))) = head.extensions.remove::<OnUpgrade>().zip(place(head)) else {
         return Err(refused("The request names no host and port."));
     };

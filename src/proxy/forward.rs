@@ -195,7 +195,7 @@ async fn receive(
     response: http::Response<ResponseBody>,
     caller: &mut Caller,
 ) -> Outcome {
-    let (head, mut body) = response.into_parts();
+    let (mut head, mut body) = response.into_parts();
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         // Nobody asked for it. Passed on, it would make the caller read what follows as another protocol.
         return Outcome::Unknown(Reason::Status, Some(kept_head(route, lease, &head)));
@@ -210,7 +210,7 @@ async fn receive(
     match timeout_at(lease.abandon_at(), collecting).await {
         Ok(Ok(Collected::All(bytes, trailers))) => Outcome::Answered(Whole {
             status: head.status,
-            fields: headers::from_upstream(&head, bodiless),
+            fields: headers::from_upstream(std::mem::take(&mut head.headers), head.version, bodiless),
             trailers,
             body: bytes,
         }),
@@ -231,7 +231,7 @@ fn is_event_stream(head: &response::Parts) -> bool {
 }
 
 fn kept_head(route: &Route, lease: &Lease, head: &response::Parts) -> Response {
-    let fields = headers::from_upstream(head, false);
+    let fields = headers::from_upstream(head.headers.clone(), head.version, false);
     headers::recorded(&route.config, head.status.as_u16(), &fields, None, None, lease.notes().origin())
 }
 
@@ -303,7 +303,7 @@ impl Relay {
         let (sender, receiver) = mpsc::channel(4);
         let mut response = http::Response::new(Body::relayed(receiver));
         *response.status_mut() = head.status;
-        *response.headers_mut() = headers::from_upstream(head, true);
+        *response.headers_mut() = headers::from_upstream(head.headers.clone(), head.version, true);
         let (status, result) = match route.config.statuses.verdict(head.status.as_u16()) {
             _ if !lease.is_protected() => (CacheStatus::Bypass("store-error"), RequestResult::Unprotected),
             Verdict::Record => (CacheStatus::Missed(Some("response-not-retained")), RequestResult::Executed),

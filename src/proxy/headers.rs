@@ -1,7 +1,8 @@
 //! Header fields at this hop: what is taken off, what is put on, and what is never recorded.
 //!
-//! Hop-by-hop fields are those of RFC 9110 section 7.6.1 and whatever `Connection` names. Fields are copied, not
-//! removed in place, so that their order survives.
+//! Hop-by-hop fields are those of RFC 9110 section 7.6.1 and whatever `Connection` names. The fields of a message stay in
+//! the map that they were parsed into, in their order: most have nothing to be taken off, and hyper uses the map's memory
+//! for the next message.
 
 use std::net::IpAddr;
 use std::ops::Range;
@@ -9,18 +10,16 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    AGE, CONNECTION, CONTENT_LENGTH, DATE, EXPECT, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, SET_COOKIE, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, VIA, WWW_AUTHENTICATE,
+    AGE, CONNECTION, CONTENT_LENGTH, DATE, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
+    PROXY_AUTHENTICATE, SET_COOKIE, TE, TRAILER, VIA, WWW_AUTHENTICATE,
 };
-use http::{Version, request, response};
+use http::{Version, request};
 
 use super::key::Key;
 use crate::config::{ForwardKey, Forwarded, KeySource, Route};
 use crate::record::Response;
 use crate::trace::Context;
 
-const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
-const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
@@ -137,13 +136,33 @@ fn named_by_connection(fields: &HeaderMap) -> Vec<HeaderName> {
 }
 
 fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
-    *name == CONNECTION
-        || *name == KEEP_ALIVE
-        || *name == PROXY_CONNECTION
-        || *name == TE
-        || *name == TRANSFER_ENCODING
-        || *name == UPGRADE
+    matches!(name.as_str(), "connection" | "keep-alive" | "proxy-connection" | "te" | "transfer-encoding" | "upgrade")
         || named.contains(name)
+}
+
+/// Takes fields off and keeps the order of the others, which [`HeaderMap::remove`] would not.
+fn take_off(fields: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
+    let mut going = fields.keys().enumerate().filter(|(_, name)| goes(name));
+    match (going.next(), going.next()) {
+        (None, _) => {}
+        // Of the last one nothing changes its place.
+        (Some((at, name)), None) if at + 1 == fields.keys_len() => {
+            let name = name.clone();
+            fields.remove(name);
+        }
+        _ => {
+            let mut stays = true;
+            let kept: Vec<_> = fields
+                .drain()
+                .filter(|(name, _)| {
+                    // Further lines of a field come without its name.
+                    stays = name.as_ref().map_or(stays, |name| !goes(name));
+                    stays
+                })
+                .collect();
+            fields.extend(kept);
+        }
+    }
 }
 
 /// Who sent a request, as the upstream is told.
@@ -161,42 +180,50 @@ impl Peer {
     }
 }
 
-/// The fields of the request as the upstream gets them, all but its framing.
+/// The fields of the request as the upstream gets them, all but its framing. They are taken out of the head.
 ///
 /// `key` is the key if the request is protected, and whether it is to be forwarded in the quoted form.
-pub fn to_upstream(route: &Route, head: &request::Parts, peer: Peer, key: Option<(&Key, bool)>) -> HeaderMap {
-    let named = named_by_connection(&head.headers);
+pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Option<(&Key, bool)>) -> HeaderMap {
+    let mut fields = std::mem::take(&mut head.headers);
+    let named = named_by_connection(&fields);
+    let host = fields.get(HOST).cloned();
     let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
-    // Host, length, Via and what is forwarded come in addition.
-    let mut fields = HeaderMap::with_capacity(head.headers.len() + 7);
-    fields.append(HOST, host(route, head));
-    for (name, value) in &head.headers {
-        let taken_off = is_hop_by_hop(name, &named)
-            || matches!(*name, HOST | EXPECT | CONTENT_LENGTH | FORWARDED)
-            || *name == X_FORWARDED_FOR
-            || *name == X_FORWARDED_PROTO
-            || *name == X_FORWARDED_HOST
-            || *name == CACHE_STATUS
-            || *name == IDEMPOTENT_REPLAYED
-            || *name == PREFERENCE_APPLIED
-            || (key.is_some() && *name == TRAILER)
-            || dropped_key.as_ref().is_some_and(|names| names.contains(&name));
-        if !taken_off {
-            fields.append(name, value.clone());
-        }
-    }
+    let takes_trailers = route.upstream.http2 && takes_trailers(&fields);
+    take_off(&mut fields, |name| {
+        is_hop_by_hop(name, &named)
+            || match name.as_str() {
+                "expect" | "cache-status" | "idempotent-replayed" | "preference-applied" => true,
+                "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => {
+                    route.forwarded != Forwarded::Append
+                }
+                "trailer" => key.is_some(),
+                _ => dropped_key.as_ref().is_some_and(|names| names.contains(&name)),
+            }
+    });
+    set_host(&mut fields, route, head, host.as_ref());
     if let (Some((key, quoted)), ForwardKey::Renamed(name)) = (key, &route.forward_key) {
         fields.insert(name, key.to_header_value(quoted));
     }
-    if route.upstream.http2 && takes_trailers(&head.headers) {
+    if takes_trailers {
         // Of one hop like all of `TE`, and true of this one as well. gRPC servers refuse calls without it.
         fields.append(TE, HeaderValue::from_static("trailers"));
     }
     if route.forwarded == Forwarded::Append {
-        append_forwarded(&mut fields, head, peer, &named);
+        append_forwarded(&mut fields, peer, host.as_ref());
     }
     add_via(&mut fields, head.version);
     fields
+}
+
+/// Names the host: where the client has put it, if it is the client's.
+fn set_host(fields: &mut HeaderMap, route: &Route, head: &request::Parts, received: Option<&HeaderValue>) {
+    let asked_for = match head.uri.authority() {
+        None if route.preserve_host && received.is_some() => return,
+        Some(authority) if route.preserve_host => HeaderValue::from_str(authority.as_str()).ok(),
+        _ => None,
+    };
+    let own = || HeaderValue::from_str(&route.upstream.authority()).ok();
+    fields.insert(HOST, asked_for.or_else(own).unwrap_or_else(|| HeaderValue::from_static("")));
 }
 
 /// Whether the client says that it can be sent trailers (RFC 9110 section 10.1.4).
@@ -232,44 +259,22 @@ fn key_headers(sources: &[KeySource]) -> Vec<&HeaderName> {
     names
 }
 
-fn host(route: &Route, head: &request::Parts) -> HeaderValue {
-    let received = || match head.uri.authority() {
-        Some(authority) => HeaderValue::from_str(authority.as_str()).ok(),
-        None => head.headers.get(HOST).cloned(),
-    };
-    let own = || HeaderValue::from_str(&route.upstream.authority()).ok();
-    let host = if route.preserve_host { received().or_else(own) } else { own() };
-    host.unwrap_or_else(|| HeaderValue::from_static(""))
-}
-
-fn append_forwarded(fields: &mut HeaderMap, head: &request::Parts, peer: Peer, named: &[HeaderName]) {
-    let host = head.headers.get(HOST);
-    // What `Connection` names was meant for this hop and goes no further.
-    let received = |name: &HeaderName| {
-        let meant_for_all = !named.contains(name);
-        head.headers.get_all(name).into_iter().filter(move |_| meant_for_all)
-    };
-    let proto = peer.proto();
+/// Says who sent the request to this hop, and for which host, behind what the hops before have said.
+fn append_forwarded(fields: &mut HeaderMap, peer: Peer, host: Option<&HeaderValue>) {
     let (element, node) = forwarded_element(peer, host);
-    append_list(fields, received(&X_FORWARDED_FOR), X_FORWARDED_FOR, element.slice(node));
-    for name in [X_FORWARDED_PROTO, X_FORWARDED_HOST] {
-        for value in received(&name) {
-            fields.append(&name, value.clone());
-        }
+    append_to_list(fields, X_FORWARDED_FOR, element.slice(node));
+    fields.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(peer.proto()));
+    if let Some(host) = host {
+        fields.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
     }
-    if !fields.contains_key(X_FORWARDED_PROTO) {
-        fields.append(X_FORWARDED_PROTO, HeaderValue::from_static(proto));
-    }
-    if let (false, Some(host)) = (fields.contains_key(X_FORWARDED_HOST), host) {
-        fields.append(X_FORWARDED_HOST, host.clone());
-    }
-    append_list(fields, received(&FORWARDED), FORWARDED, element);
+    append_to_list(fields, FORWARDED, element);
 }
 
 /// What `Forwarded` says of this hop (RFC 7239 section 4), and where in it the address stands: it is written once, and
 /// `X-Forwarded-For` shares it.
 fn forwarded_element(peer: Peer, host: Option<&HeaderValue>) -> (Bytes, Range<usize>) {
-    let host = host.and_then(|h| h.to_str().ok()).filter(|h| !h.contains(['"', '\\']));
+    let is_quotable = |host: &&str| !host.bytes().any(|byte| matches!(byte, b'"' | b'\\'));
+    let host = host.and_then(|host| host.to_str().ok()).filter(is_quotable);
     let mut text = String::with_capacity(80 + host.map_or(0, str::len));
     // Section 6: an IPv6 address is bracketed and, having colons, quoted.
     let is_ipv6 = peer.ip.is_some_and(|ip| ip.is_ipv6());
@@ -307,27 +312,25 @@ fn push_address(text: &mut String, ip: IpAddr) {
     }
 }
 
-/// One line with what was received, if anything, and this element at its end.
-fn append_list<'a>(
-    fields: &mut HeaderMap,
-    received: impl Iterator<Item = &'a HeaderValue>,
-    name: HeaderName,
-    element: Bytes,
-) {
-    let mut before = received.peekable();
-    let line = if before.peek().is_none() {
-        element
-    } else {
-        let mut line = Vec::new();
-        for value in before {
-            line.extend_from_slice(value.as_bytes());
-            line.extend_from_slice(b", ");
+/// Makes one line of what was received, if anything, with this element at its end.
+fn append_to_list(fields: &mut HeaderMap, name: HeaderName, element: Bytes) {
+    match fields.entry(name) {
+        Entry::Vacant(place) => {
+            if let Ok(value) = HeaderValue::from_maybe_shared(element) {
+                place.insert(value);
+            }
         }
-        line.extend_from_slice(&element);
-        line.into()
-    };
-    if let Ok(value) = HeaderValue::from_maybe_shared(line) {
-        fields.append(name, value);
+        Entry::Occupied(mut lines) => {
+            let mut line = Vec::new();
+            for value in lines.iter() {
+                line.extend_from_slice(value.as_bytes());
+                line.extend_from_slice(b", ");
+            }
+            line.extend_from_slice(&element);
+            if let Ok(value) = HeaderValue::from_bytes(&line) {
+                lines.insert(value);
+            }
+        }
     }
 }
 
@@ -335,19 +338,14 @@ fn append_list<'a>(
 /// lets a recipient add one) and this hop's `Via`, so that a replay can show the same.
 ///
 /// `Content-Length` stays only where `keep_length` says that the body does not give it.
-pub fn from_upstream(head: &response::Parts, keep_length: bool) -> HeaderMap {
-    let named = named_by_connection(&head.headers);
-    let mut fields = HeaderMap::with_capacity(head.headers.len() + 4);
-    for (name, value) in &head.headers {
-        if !is_hop_by_hop(name, &named) && (keep_length || *name != CONTENT_LENGTH) {
-            fields.append(name, value.clone());
-        }
-    }
-    if !fields.contains_key(DATE) {
+pub fn from_upstream(mut fields: HeaderMap, version: Version, keep_length: bool) -> HeaderMap {
+    let named = named_by_connection(&fields);
+    take_off(&mut fields, |name| is_hop_by_hop(name, &named) || (!keep_length && *name == CONTENT_LENGTH));
+    fields.entry(DATE).or_insert_with(|| {
         let now = httpdate::fmt_http_date(std::time::SystemTime::now());
-        fields.append(DATE, HeaderValue::from_str(&now).expect("an HTTP date is visible ASCII"));
-    }
-    add_via(&mut fields, head.version);
+        HeaderValue::from_str(&now).expect("an HTTP date is visible ASCII")
+    });
+    add_via(&mut fields, version);
     fields
 }
 
@@ -410,14 +408,17 @@ mod tests {
     use super::*;
 
     fn forwarded(received: &[(&'static str, &'static str)], ip: &str) -> Vec<(String, String)> {
-        let mut request = http::Request::builder().header(HOST, "a.example");
-        for (name, value) in received {
-            request = request.header(*name, *value);
-        }
-        let (head, ()) = request.body(()).unwrap().into_parts();
-        let mut fields = HeaderMap::new();
-        append_forwarded(&mut fields, &head, Peer { ip: Some(ip.parse().unwrap()), tls: false }, &[]);
+        let mut fields = of(received);
+        let peer = Peer { ip: Some(ip.parse().unwrap()), tls: false };
+        append_forwarded(&mut fields, peer, Some(&HeaderValue::from_static("a.example")));
         fields.iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap().to_owned())).collect()
+    }
+
+    fn of(lines: &[(&'static str, &'static str)]) -> HeaderMap {
+        lines.iter().fold(HeaderMap::new(), |mut fields, (name, value)| {
+            fields.append(*name, HeaderValue::from_static(value));
+            fields
+        })
     }
 
     fn pair(name: &str, value: &str) -> (String, String) {
@@ -450,6 +451,20 @@ mod tests {
             pair("forwarded", "for=192.0.2.1, for=\"[::1]\";proto=http;host=\"a.example\""),
         ];
         assert_eq!(forwarded(&received, "::1"), expected);
+    }
+
+    #[test]
+    fn what_is_taken_off_leaves_the_others_in_their_order() {
+        let lines = [("a", "1"), ("b", "1"), ("a", "2"), ("c", "1"), ("d", "1"), ("c", "2"), ("e", "1")];
+        for goes in ["", "a", "c", "e", "ac", "bde", "abcde"] {
+            let mut fields = of(&lines);
+            take_off(&mut fields, |name| goes.contains(name.as_str()));
+            // A map keeps the lines of one field together.
+            let kept: Vec<_> = fields.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+            let mut expected: Vec<_> = lines.into_iter().filter(|(name, _)| !goes.contains(name)).collect();
+            expected.sort();
+            assert_eq!(kept, expected, "without {goes:?}");
+        }
     }
 
     #[test]

@@ -132,6 +132,9 @@ pub fn from_body(route: &Route, head: &Parts, body: &[u8], fingerprint: &Fingerp
 ///
 /// [`KeyFault::Invalid`] with the header's name.
 pub fn check_connection(route: &Route, head: &Parts) -> Result<(), KeyFault> {
+    if !head.headers.contains_key(CONNECTION) {
+        return Ok(());
+    }
     let options =
         || head.headers.get_all(CONNECTION).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
     let named =

@@ -3,21 +3,23 @@
 //! Bodies stream both ways without being held. A message that was certainly not sent goes out once more; nothing else
 //! is ever sent again.
 
-use std::pin::Pin;
+use std::future::poll_fn;
+use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::Bytes;
-use http::header::{CONTENT_LENGTH, HeaderName, HeaderValue, TRANSFER_ENCODING};
+use http::header::{CONTENT_LENGTH, HeaderMap, HeaderValue, TRANSFER_ENCODING};
 use http::{Request, StatusCode, Uri, Version, request};
 use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::task::JoinHandle;
 
 use super::Shared;
-use super::body::{self, Arriving, Body, BodyError, Held};
+use super::alarm::Alarm;
+use super::body::{self, Arriving, Body, BodyError};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus, Peer};
@@ -49,11 +51,11 @@ impl Plain {
 }
 
 /// What passing through takes from the proxy.
-pub struct Passage<'a> {
+pub struct Passage<'a, H> {
     /// The client.
     pub peer: Peer,
     /// Given back when the response, or what comes after a 101, has ended.
-    pub held: Held,
+    pub held: H,
     /// How long an upgraded connection may be silent.
     pub idle: Duration,
     /// What counts upgraded connections, and ends them.
@@ -63,7 +65,12 @@ pub struct Passage<'a> {
 }
 
 /// Forwards a request without protection.
-pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Passage<'_>) -> Result<Answer, Problem> {
+pub async fn pass<H: Send + 'static>(
+    route: &Route,
+    head: &mut request::Parts,
+    body: Plain,
+    passage: Passage<'_, H>,
+) -> Result<Answer, Problem> {
     let progress = Progress::default();
     let owed = Owed(progress.clone());
     let framing = framing(head, &body);
@@ -75,34 +82,35 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
         }
         Plain::Coming(body) => {
             let body = body::begun(head, body).await?;
-            let doubt = if head.version == Version::HTTP_2 { Doubt::Unasked } else { Doubt::None };
-            RequestBody::stream(Watched { body, progress: progress.clone(), doubt })
+            let stream = |body, doubt| RequestBody::stream(Watched { body, progress: progress.clone(), doubt });
+            match head.version {
+                Version::HTTP_2 => stream(body, Doubt::Unasked),
+                // A stream would have to be asked for what is here, by another task.
+                _ => body.whole().map_or_else(|body| stream(body, Doubt::None), RequestBody::full),
+            }
         }
         Plain::Read(bytes) => RequestBody::full(bytes),
     };
     let target = route::target(&route.config, head);
-    let request = |body| {
+    let mut sending = Sending::begin(passage.notes, &route.config, &head.method, &target);
+    let make = |body| {
         let mut request = Request::new(body);
         *request.method_mut() = head.method.clone();
-        *request.uri_mut() = Uri::from(target.clone());
+        *request.uri_mut() = Uri::from(target);
         *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
-        request.headers_mut().extend(framing.clone());
+        framing.write(request.headers_mut());
         if let Some(offer) = &offer {
             offer.ask(request.headers_mut());
         }
         request
     };
-    let mut sending = Sending::begin(passage.notes, &route.config, &head.method, &target);
-    let sent = progress.bounded(route.config.timeout, send(route, request, body, &mut sending)).await;
+    let sent = send(route, make, body, &progress, &mut sending).await;
     match &sent {
-        Some(Ok(response)) => sending.ended(Some(response.status().as_u16()), None),
-        Some(Err(Failure::NotSent(_))) => sending.ended(None, Some("not-sent")),
-        Some(Err(Failure::Broken)) => sending.ended(None, Some(Reason::Reset.as_str())),
-        None => sending.ended(None, Some(Reason::Timeout.as_str())),
+        Ok(response) => sending.ended(Some(response.status().as_u16()), None),
+        Err(Failure::NotSent(_)) => sending.ended(None, Some("not-sent")),
+        Err(Failure::Broken) => sending.ended(None, Some(Reason::Reset.as_str())),
+        Err(Failure::TimedOut) => sending.ended(None, Some(Reason::Timeout.as_str())),
     }
-    let Some(sent) = sent else {
-        return Err(broken(head, Kind::OutcomeUnknownTimeout, "The upstream did not answer in time."));
-    };
     let (parts, body) = match sent {
         Ok(response) if response.status() == StatusCode::SWITCHING_PROTOCOLS => {
             return switch(offer, response, passage).ok_or_else(|| {
@@ -111,6 +119,9 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
             });
         }
         Ok(response) => response.into_parts(),
+        Err(Failure::TimedOut) => {
+            return Err(broken(head, Kind::OutcomeUnknownTimeout, "The upstream did not answer in time."));
+        }
         Err(_) if progress.is_broken() => {
             let what =
                 "The request body broke off or is badly framed; the upstream got a part of the request at the most.";
@@ -125,76 +136,136 @@ pub async fn pass(route: &Route, head: &request::Parts, body: Plain, passage: Pa
             return Err(broken(head, Kind::OutcomeUnknownBroken, what));
         }
     };
-    let mut response =
-        http::Response::new(Body::passing(body, route.config.abandon_after, Box::new((owed, passage.held))));
+    let held = Box::new((owed, passage.held));
+    let mut response = http::Response::new(Body::passing(body, route.config.abandon_after, held));
     *response.status_mut() = parts.status;
-    *response.headers_mut() = headers::from_upstream(&parts, true);
+    *response.headers_mut() = headers::from_upstream(parts.headers, parts.version, true);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
     Ok(Answer::new(response, RequestResult::Unprotected))
 }
 
 /// Answers that the connection switches, and has it run on as a tunnel; `None` if the upstream did so unasked.
-fn switch(offer: Option<Offer>, upstream: http::Response<ResponseBody>, passage: Passage<'_>) -> Option<Answer> {
+fn switch<H: Send + 'static>(
+    offer: Option<Offer>,
+    upstream: http::Response<ResponseBody>,
+    passage: Passage<'_, H>,
+) -> Option<Answer> {
     let Passage { held, idle, shared, .. } = passage;
     let offer = offer?;
     let protocol = offer.chosen(upstream.headers())?;
     let mut response = http::Response::new(Body::full(Bytes::new()));
-    let (parts, body) = upstream.into_parts();
+    let (mut parts, body) = upstream.into_parts();
     *response.status_mut() = parts.status;
-    *response.headers_mut() = headers::from_upstream(&parts, false);
+    *response.headers_mut() = headers::from_upstream(std::mem::take(&mut parts.headers), parts.version, false);
     headers::add_cache_status(response.headers_mut(), &CacheStatus::Bypass("unprotected"));
     tunnel::announce(response.headers_mut(), protocol);
-    let bounds = Bounds { idle, cut_off: shared.cut_off.clone(), counted: shared.tasks.enter(), held };
+    let bounds = Bounds { idle, cut_off: shared.cut_off.clone(), counted: shared.tasks.enter(), held: Box::new(held) };
     tunnel::run(offer.accepted(), switched(http::Response::from_parts(parts, body)), bounds, |_| ());
     Some(Answer::new(response, RequestResult::Unprotected))
 }
 
 /// How the body is framed towards the upstream: rebuilt, never passed on. hyper would leave the body of a GET out that
 /// has neither field.
-fn framing(head: &request::Parts, body: &Plain) -> Option<(HeaderName, HeaderValue)> {
+enum Framing {
+    /// There is no body, and the client says nothing of one.
+    None,
+    Length(u64),
+    Chunked,
+}
+
+fn framing(head: &request::Parts, body: &Plain) -> Framing {
     let length = match body {
-        Plain::Coming(body) if body.size_hint().exact().is_none() => {
-            return Some((TRANSFER_ENCODING, HeaderValue::from_static("chunked")));
-        }
-        Plain::Coming(body) => body.size_hint().exact()?,
-        Plain::Read(bytes) => bytes.len() as u64,
+        Plain::Coming(body) => body.size_hint().exact(),
+        Plain::Read(bytes) => Some(bytes.len() as u64),
     };
-    let is_said = length > 0 || head.headers.contains_key(CONTENT_LENGTH);
-    is_said.then(|| (CONTENT_LENGTH, HeaderValue::from(length)))
+    match length {
+        None => Framing::Chunked,
+        Some(0) if !head.headers.contains_key(CONTENT_LENGTH) => Framing::None,
+        Some(length) => Framing::Length(length),
+    }
+}
+
+impl Framing {
+    fn write(&self, fields: &mut HeaderMap) {
+        match self {
+            Framing::None => {}
+            // Checked when it came, and nearly always in the words that it would be written in.
+            Framing::Length(length) if fields.get(CONTENT_LENGTH).is_some_and(|line| says(line, *length)) => {}
+            Framing::Length(length) => _ = fields.insert(CONTENT_LENGTH, HeaderValue::from(*length)),
+            Framing::Chunked => {
+                fields.remove(CONTENT_LENGTH);
+                fields.append(TRANSFER_ENCODING, HeaderValue::from_static("chunked"));
+            }
+        }
+    }
+}
+
+/// Whether a line is this number as it is usually written, and that alone.
+fn says(line: &HeaderValue, number: u64) -> bool {
+    let digits = line.as_bytes();
+    let usual = digits.iter().all(u8::is_ascii_digit) && (digits.len() == 1 || digits.first() != Some(&b'0'));
+    usual && line.to_str().is_ok_and(|text| text.parse() == Ok(number))
 }
 
 enum Failure {
     NotSent(String),
     Broken,
+    TimedOut,
 }
 
-/// Sends the request that is made with this body, and once more if that was certainly not sent and the body is still there.
+/// Sends the request that is made with this body, and once more if that was certainly not sent and the body is still
+/// there.
 async fn send(
     route: &Route,
-    request: impl Fn(RequestBody) -> Request<RequestBody>,
+    make: impl FnOnce(RequestBody) -> Request<RequestBody>,
     body: RequestBody,
+    progress: &Progress,
     sending: &mut Sending,
 ) -> Result<http::Response<ResponseBody>, Failure> {
-    let connection = route.pool.checkout().await.map_err(|error| not_sent(route, &error))?;
-    let mut first = request(body);
-    sending.mark(first.headers_mut());
-    let mut again = match connection.send(first).await {
+    let mut patience = Patience::new(route, progress);
+    let connection = match route.pool.reuse() {
+        Some(connection) => connection,
+        None => patience.wait(Box::pin(route.pool.checkout())).await?.map_err(|error| not_sent(route, &error))?,
+    };
+    // Made only now, and gone before the next wait: the future of every request would be larger by it.
+    let (head, answer) = {
+        let mut request = make(body);
+        sending.mark(request.headers_mut());
+        // A stream of HTTP/2 may be refused, and then the body alone comes back.
+        let head = (!route.pool.can_switch()).then(|| Box::new(head_of(&request)));
+        (head, connection.send(request))
+    };
+    let mut again = match patience.wait(pin!(answer)).await? {
         Ok(response) => return Ok(response),
-        // Only a message that was handed back still has its body, or one whose stream was refused before its body came.
-        Err(SendError::NotSent { request: Some(request), .. }) => *request,
-        Err(SendError::NotSent { body: Some(body), .. }) => request(*body),
-        Err(error @ SendError::NotSent { .. }) => return Err(not_sent(route, &error)),
+        Err(SendError::NotSent { request: Some(request), .. }) => request,
+        Err(error @ SendError::NotSent { body: None, .. }) => return Err(not_sent(route, &error)),
+        Err(SendError::NotSent { body: Some(body), source, .. }) => match head {
+            Some(head) => Box::new(head.map(|()| *body)),
+            None => return Err(not_sent(route, &*source)),
+        },
         Err(error) => return Err(broke(route, &error)),
     };
     route.metrics.upstream_resends.inc();
     sending.again();
-    let connection = route.pool.connect().await.map_err(|error| not_sent(route, &error))?;
-    sending.mark(again.headers_mut());
-    match connection.send(again).await {
-        Ok(response) => Ok(response),
-        Err(error @ SendError::NotSent { .. }) => Err(not_sent(route, &error)),
-        Err(error) => Err(broke(route, &error)),
-    }
+    let resent = Box::pin(async {
+        let connection = route.pool.connect().await.map_err(|error| not_sent(route, &error))?;
+        sending.mark(again.headers_mut());
+        match connection.send(*again).await {
+            Ok(response) => Ok(response),
+            Err(error @ SendError::NotSent { .. }) => Err(not_sent(route, &error)),
+            Err(error) => Err(broke(route, &error)),
+        }
+    });
+    patience.wait(resent).await?
+}
+
+/// The request without its body.
+fn head_of(request: &Request<RequestBody>) -> Request<()> {
+    let mut head = Request::new(());
+    *head.method_mut() = request.method().clone();
+    *head.uri_mut() = request.uri().clone();
+    *head.headers_mut() = request.headers().clone();
+    head
 }
 
 fn not_sent(route: &Route, error: &dyn std::error::Error) -> Failure {
@@ -234,22 +305,47 @@ impl Drop for Owed {
 }
 
 impl Progress {
-    /// Whether it was the client's body that failed.
-    fn is_broken(&self) -> bool {
-        self.0.load(Ordering::Relaxed) == BROKEN
+    fn count(&self) -> u64 {
+        self.0.load(Ordering::Relaxed)
     }
 
-    /// Waits for the future as long as the body moves, and for `patience` after it stopped.
-    async fn bounded<F: Future>(&self, patience: Duration, future: F) -> Option<F::Output> {
-        let mut future = std::pin::pin!(future);
-        loop {
-            let before = self.0.load(Ordering::Relaxed);
-            match tokio::time::timeout(patience, future.as_mut()).await {
-                Ok(output) => return Some(output),
-                Err(_) if self.0.load(Ordering::Relaxed) != before => {}
-                Err(_) => return None,
+    /// Whether it was the client's body that failed.
+    fn is_broken(&self) -> bool {
+        self.count() == BROKEN
+    }
+}
+
+/// Waits for the upstream as long as the request's body moves, and for the route's `timeout` after it stopped.
+struct Patience<'a> {
+    progress: &'a Progress,
+    within: Duration,
+    alarm: Alarm<'a>,
+    /// How far the body was when the alarm was set.
+    before: u64,
+}
+
+impl<'a> Patience<'a> {
+    fn new(route: &'a Route, progress: &'a Progress) -> Patience<'a> {
+        let within = route.config.timeout;
+        Patience { progress, within, alarm: route.alarms.after(within), before: progress.count() }
+    }
+
+    async fn wait<F: Future + Unpin>(&mut self, mut future: F) -> Result<F::Output, Failure> {
+        poll_fn(|cx| {
+            if let Poll::Ready(output) = Pin::new(&mut future).poll(cx) {
+                return Poll::Ready(Ok(output));
             }
-        }
+            while self.alarm.poll(cx).is_ready() {
+                let now = self.progress.count();
+                if now == self.before {
+                    return Poll::Ready(Err(Failure::TimedOut));
+                }
+                self.before = now;
+                self.alarm.put_off(self.within);
+            }
+            Poll::Pending
+        })
+        .await
     }
 }
 
@@ -288,7 +384,7 @@ impl Watched {
             // It cannot fail.
             let _ = ready!(Pin::new(turn).poll(cx));
             self.doubt = Doubt::None;
-            if self.progress.0.load(Ordering::Relaxed) == ABANDONED {
+            if self.progress.count() == ABANDONED {
                 return Poll::Ready(Some(Err(TakenBack.into())));
             }
         }
@@ -320,5 +416,23 @@ impl http_body::Body for Watched {
 
     fn size_hint(&self) -> SizeHint {
         self.body.size_hint()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_length_is_left_as_it_came_only_in_the_usual_words() {
+        for (line, is_left) in
+            [("12", true), ("012", false), ("+12", false), ("12 ", false), ("12, 12", false), ("13", false)]
+        {
+            let mut fields = HeaderMap::from_iter([(CONTENT_LENGTH, HeaderValue::from_static(line))]);
+            assert_eq!(says(&fields[CONTENT_LENGTH], 12), is_left, "{line:?}");
+            Framing::Length(12).write(&mut fields);
+            assert_eq!(fields[CONTENT_LENGTH], "12");
+        }
+        assert!(says(&HeaderValue::from_static("0"), 0) && !says(&HeaderValue::from_static(""), 0));
     }
 }

@@ -11,6 +11,7 @@ use http::uri::PathAndQuery;
 pub mod egress;
 
 use self::egress::Destinations;
+use super::alarm::Alarms;
 use super::body::Budget;
 use super::error::{Kind, Problem};
 use crate::config;
@@ -32,6 +33,8 @@ pub struct Route {
     pub index: usize,
     /// Where requests name the host: the routes towards those that were named.
     pub destinations: Destinations,
+    /// What bounds the wait for its upstream.
+    pub alarms: Alarms,
 }
 
 impl Route {
@@ -73,6 +76,7 @@ impl Routes {
                 metrics: route.metrics.clone(),
                 index: route.index,
                 destinations: Destinations::default(),
+                alarms: Alarms::default(),
             })
         });
         Routes(routes.collect())
@@ -87,7 +91,6 @@ impl Routes {
 
     /// The route that takes this request.
     pub fn find(&self, head: &request::Parts) -> Result<&Arc<Route>, Problem> {
-        let host = requested_host(head);
         let path = match head.uri.path() {
             // `OPTIONS http://HOST` asks the server as a whole (RFC 9112 section 3.2.4). Without a host that is this one.
             "*" if head.uri.authority().is_some() => "/",
@@ -95,7 +98,7 @@ impl Routes {
         };
         self.0
             .iter()
-            .find(|route| matches(&route.config, host, path))
+            .find(|route| matches(&route.config, head, path))
             .ok_or_else(|| Problem::new(Kind::NoRoute, "No route of this proxy takes this host and path."))
     }
 }
@@ -105,10 +108,10 @@ fn prefix(route: &config::Route) -> &str {
     route.path.strip_suffix('/').unwrap_or(&route.path)
 }
 
-fn matches(route: &config::Route, host: Option<&str>, path: &str) -> bool {
+fn matches(route: &config::Route, head: &request::Parts, path: &str) -> bool {
     let host_matches = match &route.host {
         None => true,
-        Some(wanted) => host.is_some_and(|host| host.eq_ignore_ascii_case(wanted)),
+        Some(wanted) => requested_host(head).is_some_and(|host| host.eq_ignore_ascii_case(wanted)),
     };
     host_matches && rest_of(route, path).is_some()
 }

@@ -5,6 +5,8 @@
 //! quiet connection is between two messages or in the middle of one. This reader is stricter than hyper, so whatever
 //! passes it means the same to both. It keeps no bytes but those of an unfinished line.
 
+use std::io::BufRead as _;
+
 use super::fault::HeadFault;
 
 /// The longest line of chunk size or trailer, in bytes. Lines of heads are bounded by hyper, which stops reading.
@@ -100,10 +102,10 @@ impl Follower {
                 Part::Chunk(left) => self.skip(rest, left, Part::Chunk, Part::ChunkEnd),
                 _ => {
                     let taken = bytes.len() - rest.len();
-                    let Some(end) = rest.iter().position(|byte| *byte == b'\n') else {
+                    let (line, after) = first_line(rest);
+                    if line.last() != Some(&b'\n') {
                         return self.keep(rest, taken);
-                    };
-                    let (line, after) = rest.split_at(end + 1);
+                    }
                     self.take_line(line).map_err(|fault| self.broken(fault, taken))?;
                     after
                 }
@@ -188,6 +190,10 @@ impl Follower {
 
 impl Framing {
     fn read(&mut self, field: &[u8]) {
+        // Most fields are neither.
+        if !matches!(field.first(), Some(b'c' | b'C' | b't' | b'T')) {
+            return;
+        }
         if let Some(value) = value_of(field, b"content-length:") {
             self.lengths += 1;
             self.length = number(value);
@@ -215,6 +221,14 @@ impl Framing {
             _ => Err(HeadFault::BothFramings),
         }
     }
+}
+
+/// The first line with its end, or all bytes if they are none, and what follows.
+fn first_line(bytes: &[u8]) -> (&[u8], &[u8]) {
+    let mut after = bytes;
+    // The library's own search, which looks at many bytes at a time. Reading from memory does not fail.
+    let length = after.skip_until(b'\n').unwrap_or(bytes.len());
+    (&bytes[..length], after)
 }
 
 /// Whether the target of a request line has a fragment. hyper takes it off, and forwards another target than it got.

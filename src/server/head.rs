@@ -53,7 +53,12 @@ pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
     }
     if let Some(authority) = request.uri().authority() {
         let authority = HeaderValue::from_str(authority.as_str()).map_err(|_| HeadFault::MalformedHost)?;
-        request.headers_mut().entry(HOST).or_insert(authority);
+        if !request.headers().contains_key(HOST) {
+            // Before all other fields (RFC 9110, section 7.2).
+            let others = std::mem::take(request.headers_mut());
+            request.headers_mut().append(HOST, authority);
+            request.headers_mut().extend(others);
+        }
     }
     // `Host` counts, as it does in HTTP/1.
     if request.headers().len() > MAX_FIELDS {
@@ -113,7 +118,11 @@ fn host_and_port(value: &HeaderValue) -> Option<&str> {
 }
 
 fn is_name(byte: u8) -> bool {
-    byte.is_ascii_alphanumeric() || b"-._~%!$&'()*+;=".contains(&byte)
+    byte.is_ascii_alphanumeric()
+        || matches!(
+            byte,
+            b'-' | b'.' | b'_' | b'~' | b'%' | b'!' | b'$' | b'&' | b'\'' | b'(' | b')' | b'*' | b'+' | b';' | b'='
+        )
 }
 
 /// Name and port. The port is empty if there is none, or nothing behind the colon.

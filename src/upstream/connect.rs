@@ -27,7 +27,8 @@ const STAGGER: Duration = Duration::from_millis(250);
 /// How long a silent connection stays before the kernel asks whether the peer is there, and then how often.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
-/// A response head may have this many fields. Past it an executed request would turn into doubt, so it is generous.
+/// A response head may have this many fields. Past it an executed request would turn into doubt, so it is generous, and worth
+/// the memory that hyper takes for more than 100 each time.
 const MAX_HEADERS: usize = 256;
 /// A response head may have this many bytes; also the largest piece of a body that is read at once.
 const MAX_BUFFER: usize = 256 * 1024;

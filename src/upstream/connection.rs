@@ -4,10 +4,13 @@
 //! has turned it into bytes, or the count of bytes is what it was just before the hand-over. Everything else is doubt;
 //! no other error of hyper tells the two apart. See `docs/guarantees.md`.
 
+use std::pin::Pin;
 use std::sync::Arc;
 
 use http::header::{CONTENT_LENGTH, TRANSFER_ENCODING};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
+use hyper::body::Incoming;
+use hyper::client::conn::TrySendError;
 use hyper::client::conn::http1::SendRequest;
 use tokio::task::JoinHandle;
 
@@ -131,45 +134,83 @@ impl Connection {
     /// Sends one request, exactly once, and waits for the head of its response. Interim responses are passed over,
     /// but for `101`, which is returned.
     ///
-    /// Target and header fields go out as they are, in HTTP/2 without those of an HTTP/1.1 connection; `host` and framing are the caller's. Each hand-over
-    /// counts as one upstream send, also one that is handed back. Dropping the future, or the body that it returns,
-    /// closes the connection; the request may have run then.
-    pub async fn send(self, mut request: Request<RequestBody>) -> Result<Response<ResponseBody>, SendError> {
+    /// Target and header fields go out as they are, in HTTP/2 without those of an HTTP/1.1 connection; `host` and framing
+    /// are the caller's. Each hand-over counts as one upstream send, also one that is handed back. Dropping the future, or
+    /// the body that it returns, closes the connection; the request may have run then.
+    pub fn send(
+        self,
+        request: Request<RequestBody>,
+    ) -> impl Future<Output = Result<Response<ResponseBody>, SendError>> + Send {
         let Connection { via, shared, .. } = self;
-        let mut link = match via {
-            Via::Own(link) => link,
-            Via::Stream(stream) => return Box::pin(send_on(stream, request, &shared)).await,
+        // Handed over before the first wait: a future that holds the request is large, and this one every request has.
+        let handed_over = match via {
+            Via::Own(link) if link.is_ready() => Ok(hand_over(link, request, &shared)),
+            Via::Own(link) => Err(Ok((link, Box::new(request)))),
+            Via::Stream(stream) => Err(Err(Box::pin(send_on(stream, request, shared.clone())))),
         };
-        *request.version_mut() = Version::HTTP_11;
-        if let Err(source) = link.ready().await {
-            return Err(SendError::NotSent { request: Some(Box::new(request)), body: None, source: source.into() });
-        }
-        link.meter.look_before_writing();
-        let method = request.method().clone();
-        let before = link.meter.written();
-        shared.sends.inc();
-        match link.sender.try_send_request(request).await {
-            Ok(response) => receive(&method, response, link, &shared),
-            Err(mut error) => match error.take_message() {
-                Some(request) => Err(SendError::NotSent {
-                    request: Some(Box::new(request)),
-                    body: None,
-                    source: error.into_error().into(),
-                }),
-                None if link.cut().await == before => {
-                    Err(SendError::NotSent { request: None, body: None, source: error.into_error().into() })
-                }
-                None => Err(SendError::MayHaveRun { source: error.into_error().into() }),
-            },
+        async move {
+            let handed = match handed_over {
+                Ok(handed) => handed,
+                Err(Err(sending)) => return sending.await,
+                Err(Ok((mut link, request))) => match link.ready().await {
+                    Ok(()) => hand_over(link, *request, &shared),
+                    Err(source) => {
+                        return Err(SendError::NotSent { request: Some(request), body: None, source: source.into() });
+                    }
+                },
+            };
+            let Handed { link, method, before, answer } = handed;
+            let failed = match answer.await {
+                Ok(response) => return receive(&method, response, link, &shared),
+                Err(error) => Box::pin(failure(error, link, before)),
+            };
+            Err(failed.await)
         }
     }
+}
+
+/// What a failed send means for its request.
+async fn failure(mut error: TrySendError<Request<RequestBody>>, mut link: Link, before: u64) -> SendError {
+    if let Some(request) = error.take_message() {
+        let source = error.into_error().into();
+        return SendError::NotSent { request: Some(Box::new(request)), body: None, source };
+    }
+    let written = link.cut().await;
+    let source = error.into_error().into();
+    match written == before {
+        true => SendError::NotSent { request: None, body: None, source },
+        false => SendError::MayHaveRun { source },
+    }
+}
+
+/// A request that hyper has, and what will be asked if no answer comes.
+struct Handed<A> {
+    link: Link,
+    method: Method,
+    /// Bytes that were written before it.
+    before: u64,
+    answer: Pin<Box<A>>,
+}
+
+fn hand_over(
+    mut link: Link,
+    mut request: Request<RequestBody>,
+    shared: &Shared,
+) -> Handed<impl Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>> + Send + use<>> {
+    *request.version_mut() = Version::HTTP_11;
+    link.meter.look_before_writing();
+    let method = request.method().clone();
+    let before = link.meter.written();
+    shared.sends.inc();
+    let answer = Box::pin(link.sender.try_send_request(request));
+    Handed { link, method, before, answer }
 }
 
 /// The same in HTTP/2. Dropped, it resets the stream and leaves the connection to the others.
 async fn send_on(
     stream: Stream,
     request: Request<RequestBody>,
-    shared: &Shared,
+    shared: Arc<Shared>,
 ) -> Result<Response<ResponseBody>, SendError> {
     let method = request.method().clone();
     shared.sends.inc();
@@ -180,7 +221,7 @@ async fn send_on(
 
 fn receive(
     method: &Method,
-    response: Response<hyper::body::Incoming>,
+    response: Response<Incoming>,
     link: Link,
     shared: &Shared,
 ) -> Result<Response<ResponseBody>, SendError> {

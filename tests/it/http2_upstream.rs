@@ -105,7 +105,12 @@ async fn a_refused_stream_is_sent_once_more_and_no_more() {
 
 #[tokio::test]
 async fn a_refused_plain_request_is_sent_once_more_if_its_body_is_still_there() {
-    let acts = [Act::Refuse, Act::Create, Act::Refuse, Act::Create, Act::RefuseLate, Act::Refuse, Act::Refuse];
+    let acts = [
+        [Act::Refuse, Act::Create, Act::Refuse, Act::Create],
+        [Act::RefuseLate, Act::Create, Act::RefuseLate, Act::Refuse],
+        [Act::Refuse, Act::Create, Act::Create, Act::Create],
+    ]
+    .concat();
     let (world, asked) = world(&acts).await;
     assert_eq!(world.send(&Request::new("GET", "/x")).await.status, 201);
     assert_eq!(*asked.lock().unwrap(), 2);
@@ -115,12 +120,19 @@ async fn a_refused_plain_request_is_sent_once_more_if_its_body_is_still_there() 
     eventually("the second sending", async || (*asked.lock().unwrap() == 4).then_some(())).await;
     connection.write(b"body").await;
     assert_eq!(connection.answer().await.status, 201);
-    assert_eq!(world.proxy().metric("onceproxy_upstream_resends_total", &[("route", "pay")]).await, 2.0);
-    // One that has begun is gone; and what is refused twice is not sent a third time.
-    world.send(&Request::new("POST", "/x").body("body")).await.assert_problem(502, "upstream-unreachable");
-    assert_eq!(*asked.lock().unwrap(), 5);
-    world.send(&Request::new("GET", "/x")).await.assert_problem(502, "upstream-unreachable");
+    // One that came whole, with its head, however late the refusal.
+    assert_eq!(world.send(&Request::new("POST", "/x").body("body")).await.status, 201);
+    assert_eq!(*asked.lock().unwrap(), 6);
+    assert_eq!(world.proxy().metric("onceproxy_upstream_resends_total", &[("route", "pay")]).await, 3.0);
+    // One of which a part has gone through is gone; and what is refused twice is not sent a third time.
+    let mut connection = Connection::open(world.address()).await;
+    connection.write(b"POST /x HTTP/1.1\r\nHost: a\r\nContent-Length: 8\r\n\r\n").await;
+    eventually("the sending", async || (*asked.lock().unwrap() == 7).then_some(())).await;
+    connection.write(b"body").await;
+    connection.answer().await.assert_problem(502, "upstream-unreachable");
     assert_eq!(*asked.lock().unwrap(), 7);
+    world.send(&Request::new("GET", "/x")).await.assert_problem(502, "upstream-unreachable");
+    assert_eq!(*asked.lock().unwrap(), 9);
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use http::uri::Authority;
 
 use super::Route;
 use crate::config::{self, ScopePart};
+use crate::proxy::alarm::Alarms;
 use crate::proxy::error::{Kind, Problem};
 
 /// So many hosts have connections of their own at a time. Beyond it all begin anew, so that a pattern in the allow-list
@@ -71,6 +72,7 @@ fn towards(route: &Arc<Route>, upstream: config::Upstream) -> Result<Arc<Route>,
         metrics: route.metrics.clone(),
         index: route.index,
         destinations: Destinations::default(),
+        alarms: Alarms::default(),
     });
     if known.len() >= MOST {
         known.clear();

@@ -63,7 +63,7 @@ async fn the_service_sees_a_request_as_if_it_had_come_by_http_1() {
     let mut client = H2::of(&world).await;
     let request = Request::post("http://a:81/seen?x=%2F").header("cookie", "a=1").header("cookie", "b=2");
     let response = patiently(client.send(request, "abc")).await.unwrap();
-    assert_eq!(whole(response).await, "POST /seen?x=%2F cookie=a=1; b=2 host=a:81");
+    assert_eq!(whole(response).await, "POST /seen?x=%2F host=a:81 cookie=a=1; b=2");
     let response = patiently(client.send(Request::post("http://a/echo"), "abc")).await.unwrap();
     assert_eq!(whole(response).await, "/echo abc");
     // Many at a time, on one connection.
