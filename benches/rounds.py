@@ -73,7 +73,7 @@ def _plan(world):
     plan = [(PLAIN, server) for server in [world.nginx, world.haproxy, world.once, world.nginx_unix, world.once_unix]]
     keyed = [world.once, world.lua, world.once_unix, world.once_memory, world.once_disk]
     plan += [(FIRST, server) for server in keyed] + [(KNOWN, server) for server in keyed]
-    plan += [(SAME, server) for server in [world.once, world.lua, world.once_unix]]
+    plan += [(SAME, server) for server in [world.once, world.lua]]
     plan += [(JOINED, world.once)]
     return [row for row in plan if row[1]]
 

@@ -43,11 +43,11 @@ def arguments():
     parser.add_argument("--long", action="store_true", help="more rounds, and the growth tables")
     parser.add_argument("--syscalls", action="store_true", help="only count system calls per request, by strace")
     parser.add_argument("--only", choices=[part.__name__ for part in ALL], nargs="+", help="only these parts")
-    parser.add_argument("--rounds", type=int, help="3, or 7 with --long")
+    parser.add_argument("--rounds", type=int, help="3, or 5 with --long")
     parser.add_argument("--seconds", type=int, help="of one load: 2, or 3 with --long")
     options = parser.parse_args()
     options.binary = str(pathlib.Path(options.binary).resolve())
-    options.rounds = options.rounds or (7 if options.long else 3)
+    options.rounds = options.rounds or (5 if options.long else 3)
     options.seconds = options.seconds or (3 if options.long else 2)
     return options
 
@@ -117,9 +117,9 @@ def side_by_side(world, options):
     """Rates, one connection, memory and start, and what they say about the targets."""
     seen = rounds.Rounds(world, options.rounds, options.seconds)
     yield from seen.tables()
-    alone = single.Single(world, options.rounds, 1)
+    alone = single.Single(world, max(2, options.rounds - 1), 1)
     yield from alone.tables()
-    memory, begin = sizes.Memory(world, options.seconds), sizes.Start(world)
+    memory, begin = sizes.Memory(world, 1), sizes.Start(world)
     yield from memory.tables()
     yield from begin.tables()
     yield from targets.tables(seen, alone, memory, begin)
