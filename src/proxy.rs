@@ -209,7 +209,8 @@ impl Core {
             };
             let destinations = Destinations::default();
             let alarms = Alarms::default();
-            Ok(Arc::new(Route { pool, index, config: config.clone(), in_flight, metrics, destinations, alarms }))
+            let (config, buffered) = (config.clone(), shared.buffered.clone());
+            Ok(Arc::new(Route { pool, index, config, in_flight, buffered, metrics, destinations, alarms }))
         });
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),

@@ -51,12 +51,16 @@ impl Attempt {
             Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
             Claimed::GivenUp(lease, problem) => self.give_up(lease, problem, lead, caller).await,
             Claimed::Elsewhere => {
-                let Attempt { _counted, route, store, claim, outgoing, in_flight, .. } = *self;
+                let Attempt { _counted, route, store, shared, claim, outgoing, in_flight, .. } = *self;
                 // From here on it only waits; it should not hold what an attempt needs.
                 drop((outgoing, in_flight));
                 caller.deliver(Delivery::Elsewhere(lead.seat()));
                 let waiting = claim::elsewhere(&route, &store, &mut lead, &claim.fingerprint);
-                let conclusion = Box::pin(waiting).await;
+                let conclusion = tokio::select! {
+                    conclusion = Box::pin(waiting) => conclusion,
+                    // It is another process's attempt: the stop of this one ends nothing but the wait.
+                    () = shared.cut_off.given() => Problem::in_progress(&claim.id).into(),
+                };
                 conclude(&mut lead, &mut caller, Arc::new(conclusion));
             }
         }

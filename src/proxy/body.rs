@@ -20,6 +20,7 @@ use tokio::sync::mpsc;
 use tokio::time::{Instant, Sleep, sleep, timeout_at};
 
 use super::error::{Kind, Problem};
+use super::headers;
 use crate::shutdown::Signal;
 use crate::upstream::ResponseBody;
 
@@ -112,6 +113,46 @@ impl Share {
         self.amount += amount;
         true
     }
+}
+
+impl Share {
+    /// Parts with this much of it, or with all that there is.
+    pub fn split(&mut self, amount: usize) -> Share {
+        let amount = amount.min(self.amount);
+        self.amount -= amount;
+        Share { budget: self.budget.clone(), amount }
+    }
+}
+
+/// Bodies below this size are not counted once they are on their way: the buffers of their connection cost as much.
+const COUNTED_FROM: usize = 16 << 10;
+
+/// A body that goes on counting until its last byte was written, or it was thrown away. Clones count once.
+pub fn counted(body: Bytes, share: Share) -> Bytes {
+    struct Counted {
+        body: Bytes,
+        _share: Share,
+    }
+    impl AsRef<[u8]> for Counted {
+        fn as_ref(&self) -> &[u8] {
+            &self.body
+        }
+    }
+    if body.len() < COUNTED_FROM { body } else { Bytes::from_owner(Counted { body, _share: share }) }
+}
+
+/// A recorded body that is about to be sent, or the news that too many are on their way.
+pub fn to_replay(body: Bytes, budget: &Budget) -> Result<Bytes, Problem> {
+    if body.len() < COUNTED_FROM {
+        return Ok(body);
+    }
+    let share = budget.take(body.len()).ok_or_else(|| {
+        Problem::new(
+            Kind::Overloaded,
+            "Too many bytes of bodies are being held. The request was executed; its response can be had in a while.",
+        )
+    })?;
+    Ok(counted(body, share))
 }
 
 impl Drop for Share {
@@ -425,7 +466,7 @@ impl Passing {
     fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
         if let Poll::Ready(frame) = Pin::new(&mut self.body).poll_frame(cx) {
             self.silence = None;
-            return Poll::Ready(frame.map(|frame| frame.map_err(Into::into)));
+            return Poll::Ready(frame.map(|frame| frame.map(headers::frame_to_pass).map_err(Into::into)));
         }
         let silence = self.silence.get_or_insert_with(|| Box::pin(sleep(self.patience)));
         ready!(silence.as_mut().poll(cx));

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::body;
 use super::error::{Kind, Problem};
 use super::flights::{Conclusion, Lead};
 use super::lease::{Lease, Retries};
@@ -114,10 +115,14 @@ pub fn unavailable(id: &RecordId) -> Problem {
     Problem::new(Kind::StoreUnavailable, detail).about(id)
 }
 
-fn replayed(route: &Route, id: &RecordId, replay: Replay) -> Conclusion {
+fn replayed(route: &Route, id: &RecordId, mut replay: Replay) -> Conclusion {
     count_policy(route, replay.other_policy);
-    if replay.response.body().is_none() {
+    let Some(body) = replay.response.body() else {
         return Problem::not_retained(id, replay.response.status()).into();
+    };
+    match body::to_replay(body.clone(), &route.buffered) {
+        Ok(body) => replay.response = replay.response.with_body(body),
+        Err(problem) => return problem.about(id).into(),
     }
     Conclusion::Replay(Box::new(replay), false)
 }

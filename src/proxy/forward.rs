@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{Body, Pieces, Share};
+use super::body::{self, Body, Pieces, Share};
 use super::claim::Chain;
 use super::error::Problem;
 use super::flights::{Conclusion, Seat};
@@ -106,8 +106,10 @@ pub struct Whole {
     pub fields: HeaderMap,
     /// The trailers, if there were any.
     pub trailers: Option<HeaderMap>,
-    /// The body.
+    /// The body, which counts against the budget for as long as somebody has it.
     pub body: Bytes,
+    /// The same, for the store.
+    pub uncounted: Bytes,
 }
 
 /// Sends the request and reads the response, under the lease.
@@ -154,7 +156,7 @@ async fn send(
             Ok(ready) => ready,
             Err(error) => {
                 tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream not reached");
-                return Err(Outcome::NotSent(unreachable(error)));
+                return Err(Outcome::NotSent(unreachable(error.outline())));
             }
         };
         lease.may_send().await.map_err(Outcome::NotSent)?;
@@ -208,11 +210,12 @@ async fn receive(
     }
     let collecting = collect(&mut body, limit, &mut outgoing.share);
     match timeout_at(lease.abandon_at(), collecting).await {
-        Ok(Ok(Collected::All(bytes, trailers))) => Outcome::Answered(Whole {
+        Ok(Ok(Collected::All(bytes, trailers, share))) => Outcome::Answered(Whole {
             status: head.status,
             fields: headers::from_upstream(std::mem::take(&mut head.headers), head.version, bodiless),
             trailers,
-            body: bytes,
+            uncounted: bytes.clone(),
+            body: body::counted(bytes, share),
         }),
         Ok(Ok(Collected::TooMuch(begun))) => flow(route, lease, &head, begun, body, caller).await,
         Ok(Err(error)) => {
@@ -236,7 +239,7 @@ fn kept_head(route: &Route, lease: &Lease, head: &response::Parts) -> Response {
 }
 
 enum Collected {
-    All(Bytes, Option<HeaderMap>),
+    All(Bytes, Option<HeaderMap>, Share),
     TooMuch(Bytes),
 }
 
@@ -256,10 +259,11 @@ async fn collect(
                     return Ok(Collected::TooMuch(pieces.into_bytes()));
                 }
             }
-            Err(frame) => trailers = frame.into_trailers().ok(),
+            Err(frame) => trailers = headers::frame_to_pass(frame).into_trailers().ok(),
         }
     }
-    Ok(Collected::All(pieces.into_bytes(), trailers))
+    let share = share.split(pieces.len());
+    Ok(Collected::All(pieces.into_bytes(), trailers, share))
 }
 
 /// Passes a response on while it arrives. It is kept without its body, and the patience counts between bytes.
@@ -283,7 +287,7 @@ async fn flow(
                 relay.end(patience).await;
                 return Outcome::Flowed(kept);
             }
-            Ok(Some(Ok(frame))) => relay.pass(frame, patience).await,
+            Ok(Some(Ok(frame))) => relay.pass(headers::frame_to_pass(frame), patience).await,
             Ok(Some(Err(error))) => {
                 tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream's response broke off");
                 return Outcome::Unknown(Reason::Truncated, Some(kept));

@@ -14,6 +14,7 @@ use http::header::{
     PROXY_AUTHENTICATE, SET_COOKIE, TE, TRAILER, VIA, WWW_AUTHENTICATE,
 };
 use http::{Version, request};
+use http_body::Frame;
 
 use super::key::Key;
 use crate::config::{ForwardKey, Forwarded, KeySource, Route};
@@ -140,6 +141,37 @@ fn is_hop_by_hop(name: &HeaderName, named: &[HeaderName]) -> bool {
         || named.contains(name)
 }
 
+/// A frame as it goes on: in trailers, without the fields that belong to a connection, frame or route a message, or are
+/// this hop's own (RFC 9110 section 6.5.1). A message with one of them could not be sent by HTTP/2 at all.
+pub fn frame_to_pass(frame: Frame<Bytes>) -> Frame<Bytes> {
+    match frame.into_trailers() {
+        Ok(mut trailers) => {
+            clean_trailers(&mut trailers);
+            Frame::trailers(trailers)
+        }
+        Err(data) => data,
+    }
+}
+
+/// The same for trailers alone.
+pub fn clean_trailers(trailers: &mut HeaderMap) {
+    let named = named_by_connection(trailers);
+    take_off(trailers, |name| {
+        is_hop_by_hop(name, &named)
+            || matches!(
+                name.as_str(),
+                "content-length"
+                    | "host"
+                    | "trailer"
+                    | "age"
+                    | "proxy-authorization"
+                    | "cache-status"
+                    | "idempotent-replayed"
+                    | "preference-applied"
+            )
+    });
+}
+
 /// Takes fields off and keeps the order of the others, which [`HeaderMap::remove`] would not.
 fn take_off(fields: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
     let mut going = fields.keys().enumerate().filter(|(_, name)| goes(name));
@@ -193,6 +225,8 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
         is_hop_by_hop(name, &named)
             || match name.as_str() {
                 "expect" | "cache-status" | "idempotent-replayed" | "preference-applied" => true,
+                // RFC 9110 section 11.7.2: it was for this proxy, whoever believed that it wants one.
+                "proxy-authorization" => true,
                 "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => {
                     route.forwarded != Forwarded::Append
                 }

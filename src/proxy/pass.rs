@@ -6,7 +6,7 @@
 use std::future::poll_fn;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ use super::route::{self, Route};
 use super::tunnel::{self, Bounds, Offer};
 use crate::metrics::RequestResult;
 use crate::record::Reason;
-use crate::upstream::{RequestBody, ResponseBody, SendError, switched};
+use crate::upstream::{ConnectError, RequestBody, ResponseBody, SendError, switched};
 
 /// The body of a plain request: as it comes, or read already while a key was looked for.
 #[derive(Debug)]
@@ -119,6 +119,10 @@ pub async fn pass<H: Send + 'static>(
             });
         }
         Ok(response) => response.into_parts(),
+        Err(Failure::TimedOut) if progress.waits() => {
+            let what = "The rest of the request body did not come in time; the upstream got a part of the request at the most.";
+            return Err(Problem::new(Kind::BodyTimeout, what));
+        }
         Err(Failure::TimedOut) => {
             return Err(broken(head, Kind::OutcomeUnknownTimeout, "The upstream did not answer in time."));
         }
@@ -225,7 +229,7 @@ async fn send(
     let mut patience = Patience::new(route, progress);
     let connection = match route.pool.reuse() {
         Some(connection) => connection,
-        None => patience.wait(Box::pin(route.pool.checkout())).await?.map_err(|error| not_sent(route, &error))?,
+        None => patience.wait(Box::pin(route.pool.checkout())).await?.map_err(|error| not_connected(route, &error))?,
     };
     // Made only now, and gone before the next wait: the future of every request would be larger by it.
     let (head, answer) = {
@@ -248,7 +252,7 @@ async fn send(
     route.metrics.upstream_resends.inc();
     sending.again();
     let resent = Box::pin(async {
-        let connection = route.pool.connect().await.map_err(|error| not_sent(route, &error))?;
+        let connection = route.pool.connect().await.map_err(|error| not_connected(route, &error))?;
         sending.mark(again.headers_mut());
         match connection.send(*again).await {
             Ok(response) => Ok(response),
@@ -266,6 +270,11 @@ fn head_of(request: &Request<RequestBody>) -> Request<()> {
     *head.uri_mut() = request.uri().clone();
     *head.headers_mut() = request.headers().clone();
     head
+}
+
+fn not_connected(route: &Route, error: &ConnectError) -> Failure {
+    not_sent(route, error);
+    Failure::NotSent(error.outline().to_owned())
 }
 
 fn not_sent(route: &Route, error: &dyn std::error::Error) -> Failure {
@@ -287,7 +296,15 @@ fn broken(head: &request::Parts, kind: Kind, what: &str) -> Problem {
 
 /// How far a streaming request body is, so that a long upload is not taken for a silent upstream.
 #[derive(Clone, Debug, Default)]
-struct Progress(Arc<AtomicU64>);
+struct Progress(Arc<Moved>);
+
+#[derive(Debug, Default)]
+struct Moved {
+    /// Pieces so far.
+    count: AtomicU64,
+    /// Whether the upstream has room for more and the client has sent none.
+    waits: AtomicBool,
+}
 
 /// What [`Progress`] counts to when the body broke.
 const BROKEN: u64 = u64::MAX;
@@ -300,13 +317,18 @@ struct Owed(Progress);
 
 impl Drop for Owed {
     fn drop(&mut self) {
-        self.0.0.store(ABANDONED, Ordering::Relaxed);
+        self.0.0.count.store(ABANDONED, Ordering::Relaxed);
     }
 }
 
 impl Progress {
     fn count(&self) -> u64 {
-        self.0.load(Ordering::Relaxed)
+        self.0.count.load(Ordering::Relaxed)
+    }
+
+    /// Whether it is the client that is waited for.
+    fn waits(&self) -> bool {
+        self.0.waits.load(Ordering::Relaxed)
     }
 
     /// Whether it was the client's body that failed.
@@ -401,13 +423,15 @@ impl http_body::Body for Watched {
             Doubt::Asked(_) => return self.poll_end(cx),
             _ => Pin::new(&mut self.body).poll_frame(cx),
         };
+        let Moved { count, waits } = &*self.progress.0;
+        waits.store(polled.is_pending(), Ordering::Relaxed);
         match polled {
-            Poll::Ready(Some(Err(_))) => self.progress.0.store(BROKEN, Ordering::Relaxed),
+            Poll::Ready(Some(Err(_))) => count.store(BROKEN, Ordering::Relaxed),
             Poll::Ready(None) => return self.poll_end(cx),
-            Poll::Ready(_) => _ = self.progress.0.fetch_add(1, Ordering::Relaxed),
+            Poll::Ready(_) => _ = count.fetch_add(1, Ordering::Relaxed),
             Poll::Pending => {}
         }
-        polled.map_err(Into::into)
+        polled.map(|frame| frame.map(|frame| frame.map(headers::frame_to_pass).map_err(Into::into)))
     }
 
     fn is_end_stream(&self) -> bool {

@@ -69,7 +69,7 @@ fn ending(conclusion: Conclusion, unfinished: Option<Unfinished>) -> Ending {
 
 async fn answered(route: &Route, lease: &Lease, whole: Whole) -> Ending {
     let status = whole.status.as_u16();
-    let body = Some(whole.body.clone());
+    let body = Some(whole.uncounted.clone());
     let origin = lease.notes().origin();
     let recorded = headers::recorded(&route.config, status, &whole.fields, whole.trailers.as_ref(), body, origin);
     let (settled, unfinished) = if !lease.is_protected() {

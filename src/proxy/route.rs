@@ -27,6 +27,8 @@ pub struct Route {
     pub pool: Pool,
     /// What `max_in_flight` bounds, over all cores.
     pub in_flight: Budget,
+    /// What `limits.buffered` bounds, over all routes and cores.
+    pub buffered: Budget,
     /// Resolved metrics.
     pub metrics: RouteMetrics,
     /// Its place in the settings.
@@ -72,6 +74,7 @@ impl Routes {
             Arc::new(Route {
                 config: route.config.clone(),
                 in_flight: route.in_flight.clone(),
+                buffered: route.buffered.clone(),
                 pool: kept.unwrap_or_else(|| route.pool.for_another_core()),
                 metrics: route.metrics.clone(),
                 index: route.index,

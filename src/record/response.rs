@@ -61,6 +61,12 @@ impl Response {
         Response { status: self.status, fields: self.fields.clone(), body: None }
     }
 
+    /// The same response with this body.
+    #[must_use]
+    pub fn with_body(&self, body: Bytes) -> Response {
+        Response { status: self.status, fields: self.fields.clone(), body: Some(body) }
+    }
+
     /// The same response, with its fields in just as much memory as they need: for a store that keeps it for days, where
     /// the room that was taken for fields of any size would be most of a small record.
     #[must_use]

@@ -67,7 +67,8 @@ pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
     check(request)?;
     let path = request.uri().path_and_query().cloned().ok_or(HeadFault::Target)?;
     let asks_this_server = path == "*" && request.method() == Method::OPTIONS;
-    if !path.as_str().starts_with('/') && !asks_this_server {
+    // RFC 3986 section 2: other bytes stand there percent-encoded, and HTTP/1 servers need not take them.
+    if !path.as_str().starts_with('/') && !asks_this_server || !path.as_str().is_ascii() {
         return Err(HeadFault::Target);
     }
     if request.uri().authority().is_some() {

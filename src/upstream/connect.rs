@@ -123,6 +123,22 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
+    /// What a caller may know of it: no name and no address of what lies behind the proxy. The log has the rest.
+    pub fn outline(&self) -> &'static str {
+        match self {
+            ConnectError::Resolve { .. } | ConnectError::NoAddress { .. } => "its name did not resolve",
+            ConnectError::Forbidden { .. } => "its address is not one that egress reaches",
+            ConnectError::Connect { .. } | ConnectError::Socket { .. } => "it took no connection",
+            ConnectError::ProxyRefused { .. } | ConnectError::ProxyBroke { .. } => {
+                "the proxy on the way to it did not connect"
+            }
+            ConnectError::Tls { .. } => "TLS with it failed",
+            ConnectError::TimedOut { .. } => "no connection stood in time",
+            ConnectError::NotHttp2 { .. } => "it does not speak HTTP/2",
+            ConnectError::Closed { .. } => "it closed the connection before it was used",
+        }
+    }
+
     /// Whether a request may have run: never.
     pub fn may_have_run(&self) -> bool {
         false

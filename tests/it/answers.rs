@@ -1,7 +1,7 @@
 //! What goes through the proxy, and how its answers are marked: fields of both directions, preferences, framing.
 
 use crate::support::wire::contains;
-use crate::support::{Connection, Gate, Request, Script, Store, World, eventually, reply};
+use crate::support::{Connection, Gate, Request, Script, Step, Store, World, eventually, reply};
 
 /// A world without the store's part in it.
 async fn plain(route: &str) -> World {
@@ -250,6 +250,60 @@ async fn a_host_that_is_written_out_to_the_root_is_the_same_host() {
             };
         }
         assert_eq!(world.executions(), 1);
+    }
+}
+
+#[tokio::test]
+async fn what_must_not_stand_in_trailers_goes_no_further() {
+    let world = World::build(Store::Memory).top("h2c = true").start().await;
+    let trailers = "Connection: x-hop\r\nX-Hop: 1\r\nKeep-Alive: 5\r\nTransfer-Encoding: chunked\r\nUpgrade: x\r\nTE: x\r\n\
+                    Content-Length: 9\r\nHost: x\r\nIdempotent-Replayed: false\r\nCache-Status: x\r\nAge: 7\r\nX-Sum: 6\r\n";
+    let answer = format!(
+        "HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\nTrailer: X-Sum\r\n\r\n3\r\nabc\r\n0\r\n{trailers}\r\n"
+    );
+    world.upstream.always(move |_| Script(vec![Step::Bytes(answer.clone().into_bytes())]));
+    for key in [Some("k-1"), Some("k-1"), None] {
+        let request = key.map_or(Request::pay(), |key| Request::pay().key(key));
+        let plain = world.send(&request.clone()).await;
+        assert_eq!((plain.status, plain.text().as_str()), (200, "abc"), "{}", plain.shown());
+        assert_eq!(plain.trailers, [("x-sum".to_owned(), b"6".to_vec())]);
+        // HTTP/2 forbids most of them: a message with one would not arrive.
+        let (mut h2, connection) =
+            h2::client::handshake(tokio::net::TcpStream::connect(world.address()).await.unwrap()).await.unwrap();
+        let connection = tokio::spawn(connection);
+        let mut head = http::Request::post("http://shop.test/pay").header("content-type", "application/json");
+        if let Some(key) = key {
+            head = head.header("idempotency-key", key);
+        }
+        let (response, mut body) = h2.send_request(head.body(()).unwrap(), false).unwrap();
+        body.send_data(bytes::Bytes::from_static(br#"{"amount":10}"#), true).unwrap();
+        let mut body = response.await.unwrap().into_body();
+        assert_eq!(body.data().await.unwrap().unwrap(), "abc");
+        let trailers = body.trailers().await.unwrap().expect("trailers");
+        assert_eq!(trailers.keys().collect::<Vec<_>>(), ["x-sum"]);
+        connection.abort();
+    }
+    assert_eq!(world.executions(), 3);
+}
+
+#[tokio::test]
+async fn an_upload_that_stalls_is_the_clients_doing() {
+    let world = plain("timeout = \"500ms\"").await;
+    let mut connection = Connection::open(world.address()).await;
+    connection.write(b"POST /pay HTTP/1.1\r\nHost: a\r\nContent-Length: 9\r\n\r\nabc").await;
+    connection.answer().await.assert_problem(408, "body-timeout");
+    assert!(connection.closes().await);
+    // What is whole and not answered is the upstream's.
+    world.upstream.next(Script::never());
+    world.send(&Request::new("POST", "/pay").body("abcdefghi")).await.assert_problem(504, "outcome-unknown");
+}
+
+#[tokio::test]
+async fn credentials_for_a_proxy_end_here() {
+    let world = plain("").await;
+    for request in [Request::pay().key("k-1"), Request::new("GET", "/pay")] {
+        world.send(&request.field("Proxy-Authorization", "Basic c2VjcmV0")).await.assert_executed(201);
+        assert_eq!(world.upstream.last().field("Proxy-Authorization"), None);
     }
 }
 

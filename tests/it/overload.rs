@@ -64,6 +64,39 @@ on_each_store! {
         world.pay("k-1").await.assert_replay(201);
     }
 
+    async fn bodies_that_nobody_reads_count_until_they_are_read_or_gone(store) {
+        // Far more than the kernel takes for a client that does not read.
+        const LARGE: usize = 12 << 20;
+        let world = World::build(store)
+            .route("max_response_body = \"16MiB\"")
+            .more("[limits]\nbuffered = \"32MiB\"\n")
+            .start()
+            .await;
+        let held = async |bodies: usize| {
+            let what = format!("{bodies} bodies to be held");
+            let bytes = async || world.proxy().metric("onceproxy_buffered_bytes", &[]).await;
+            eventually(&what, async || (bytes().await == (bodies * LARGE) as f64).then_some(())).await;
+        };
+        world.upstream.next(reply(201).body(vec![b'x'; LARGE]));
+        let mut unread = Vec::new();
+        for n in 1..=2 {
+            let mut connection = Connection::open(world.address()).await;
+            connection.send(&Request::pay().key("k-1")).await;
+            assert_eq!(connection.head().await.status, 201);
+            unread.push(connection);
+            held(n).await;
+        }
+        let refused = world.pay("k-1").await;
+        refused.assert_problem(503, "overloaded");
+        assert_eq!(refused.retry(), "same-key");
+        drop(unread.pop());
+        held(1).await;
+        assert_eq!(world.pay("k-1").await.assert_replay(201).body.len(), LARGE);
+        drop(unread);
+        held(0).await;
+        assert_eq!(world.executions(), 1);
+    }
+
     async fn over_the_total_of_buffered_bytes_nothing_is_claimed(store) {
         let world = World::build(store).more("[limits]\nbuffered = \"1MiB\"\n").start().await;
         let gate = Gate::new();

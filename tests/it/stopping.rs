@@ -24,6 +24,25 @@ async fn stopped_listening(world: &World) {
 }
 
 #[tokio::test]
+async fn whoever_waits_for_another_process_is_told_when_this_one_ends() {
+    let mut world = World::build(Store::Redis).proxies(2).top("drain_timeout = \"1s\"").start().await;
+    let gate = Gate::new();
+    world.upstream.next(reply(201).behind(&gate));
+    let owner = world.begin_pay("k-1");
+    world.upstream.reached(1).await;
+    let waiter = Request::pay().key("k-1").begin(world.proxies[1].address);
+    let waiting = async || world.proxies[1].metric("onceproxy_waiting", &[]).await;
+    eventually("it to wait", async || (waiting().await == 1.0).then_some(())).await;
+    world.proxies[1].terminate();
+    waiter.answer().await.assert_problem(409, "request-in-progress");
+    assert!(world.proxies[1].ended().await.success());
+    assert!(!world.proxies[1].log().iter().any(|line| line.contains("left behind")));
+    gate.open();
+    owner.answer().await.assert_executed(201);
+    assert_eq!(world.executions(), 1);
+}
+
+#[tokio::test]
 async fn a_stop_does_not_wait_for_requests_that_have_half_arrived() {
     let mut world = world().await;
     let whole = Request::pay().key("k-1").to_bytes();
