@@ -91,7 +91,7 @@ mod tests {
 
     /// Has the alarm looked at once, as by a request that is answered.
     async fn look(mut alarm: Alarm<'_>) {
-        poll_fn(|cx| Poll::Ready(assert!(alarm.poll(cx).is_pending()))).await;
+        assert!(poll_fn(|cx| Poll::Ready(alarm.poll(cx).is_pending())).await);
     }
 
     #[tokio::test(start_paused = true)]

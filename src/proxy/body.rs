@@ -316,14 +316,9 @@ pub async fn begun(head: &request::Parts, body: Incoming) -> Result<Arriving, Pr
 
 impl Arriving {
     /// The whole body, if it is here in one piece.
-    pub fn whole(self) -> Result<Bytes, Arriving> {
-        let Arriving { first, rest } = self;
-        match first.map(Frame::into_data) {
-            Some(Ok(data)) if rest.is_end_stream() => Ok(data),
-            Some(Ok(data)) => Err(Arriving { first: Some(Frame::data(data)), rest }),
-            Some(Err(trailers)) => Err(Arriving { first: Some(trailers), rest }),
-            None => Err(Arriving { first: None, rest }),
-        }
+    pub fn take_whole(&mut self) -> Option<Bytes> {
+        let is_whole = self.rest.is_end_stream() && self.first.as_ref().is_some_and(Frame::is_data);
+        self.first.take_if(|_| is_whole)?.into_data().ok()
     }
 }
 

@@ -222,7 +222,7 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
     let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
     let takes_trailers = route.upstream.http2 && takes_trailers(&fields);
     take_off(&mut fields, |name| {
-        is_hop_by_hop(name, &named)
+        (*name != HOST && is_hop_by_hop(name, &named))
             || match name.as_str() {
                 "expect" | "cache-status" | "idempotent-replayed" | "preference-applied" => true,
                 // RFC 9110 section 11.7.2: it was for this proxy, whoever believed that it wants one.

@@ -81,12 +81,16 @@ pub async fn pass<H: Send + 'static>(
             RequestBody::empty()
         }
         Plain::Coming(body) => {
-            let body = body::begun(head, body).await?;
-            let stream = |body, doubt| RequestBody::stream(Watched { body, progress: progress.clone(), doubt });
-            match head.version {
-                Version::HTTP_2 => stream(body, Doubt::Unasked),
-                // A stream would have to be asked for what is here, by another task.
-                _ => body.whole().map_or_else(|body| stream(body, Doubt::None), RequestBody::full),
+            let mut body = body::begun(head, body).await?;
+            let is_http2 = head.version == Version::HTTP_2;
+            let whole = if is_http2 { None } else { body.take_whole() };
+            match whole {
+                // As a stream it would be asked for by another task.
+                Some(bytes) => RequestBody::full(bytes),
+                None => {
+                    let doubt = if is_http2 { Doubt::Unasked } else { Doubt::None };
+                    RequestBody::stream(Watched { body, progress: progress.clone(), doubt })
+                }
             }
         }
         Plain::Read(bytes) => RequestBody::full(bytes),

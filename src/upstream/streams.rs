@@ -295,7 +295,8 @@ impl Upload {
         match self {
             Upload::Whole(bytes) => Some(RequestBody::full(std::mem::take(bytes))),
             Upload::Task(UploadTask { task, stop }) => {
-                let _ = stop.take()?.send(());
+                // Nobody hears it where the first of the body was taken: there is nothing to wait for.
+                stop.take()?.send(()).ok()?;
                 task.await.ok().flatten()
             }
         }
