@@ -178,4 +178,15 @@ mod tests {
         wrong[7] = 200;
         assert!(Response::from_parts(200, wrong.into(), None).is_err());
     }
+
+    #[test]
+    fn a_compact_response_is_the_same_and_keeps_no_room() {
+        let made = Response::new(201, [(&b"location"[..], &b"/1"[..])], [], Some(Bytes::from_static(b"body")));
+        let compact = made.compact();
+        assert_eq!(compact, made);
+        let room = |fields: Bytes| fields.try_into_mut().expect("nobody else has it").capacity();
+        let length = made.fields.len();
+        assert!(room(made.fields) > length, "without room to begin with this test shows nothing");
+        assert_eq!(room(compact.fields), length);
+    }
 }
