@@ -264,7 +264,7 @@ async fn what_must_not_stand_in_trailers_goes_no_further() {
     world.upstream.always(move |_| Script(vec![Step::Bytes(answer.clone().into_bytes())]));
     for key in [Some("k-1"), Some("k-1"), None] {
         let request = key.map_or(Request::pay(), |key| Request::pay().key(key));
-        let plain = world.send(&request.clone()).await;
+        let plain = world.send(&request.field("TE", "trailers")).await;
         assert_eq!((plain.status, plain.text().as_str()), (200, "abc"), "{}", plain.shown());
         assert_eq!(plain.trailers, [("x-sum".to_owned(), b"6".to_vec())]);
         // HTTP/2 forbids most of them: a message with one would not arrive.
