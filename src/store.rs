@@ -183,6 +183,12 @@ pub trait Store: Send + Sync {
 
     /// Whether the store can keep the promise at this moment, as last seen; never waits.
     fn ready(&self) -> Result<(), NotReady>;
+
+    /// How many operations were refused so far by a store that is there, where that is counted. After one of them the
+    /// store is tried ([`preflight`]): it may be full, or its user may have lost a right.
+    fn refusals(&self) -> u64 {
+        0
+    }
 }
 
 /// One watcher of one record.
@@ -304,6 +310,11 @@ impl StoreErrorKind {
             StoreErrorKind::Broken => "broken",
             StoreErrorKind::BadQuery => "bad-query",
         }
+    }
+
+    /// Whether the store is there and will not: then the same may be refused to everybody.
+    pub fn is_refusal(self) -> bool {
+        matches!(self, StoreErrorKind::Refused | StoreErrorKind::Broken)
     }
 
     /// Whether the store failed, and not whoever asked it.

@@ -97,15 +97,21 @@ fn failed(route: &Route, store: &Arc<dyn Store>, claim: Claim, begun: Instant, e
 /// A claim that waits in the buffers of a store which hangs gets its lease only when the store wakes, so this goes on
 /// until the store answers. The first release that lands also keeps a claim away that comes after it.
 pub async fn give_up(lease: &Lease) {
-    let patience = lease.claim().lease.max(lease.claim().abandon_after);
-    // Seldom in the end: there is one of these for each request that was refused.
-    let mut retries = Retries::until(Instant::now() + patience).with_pauses_up_to(Duration::from_secs(5));
+    let mut retries = tries_to_hand_back(lease.claim());
     while retries.again().await {
         if lease.release().await.is_ok() {
             return;
         }
     }
     tracing::warn!(record = %lease.claim().id, "a claim that was given up could not be released");
+}
+
+/// Seldom in the end: there is one of these for each request that was refused. But of the lease that begins when the store
+/// wakes most must be left, or the next try comes to a record that has lapsed.
+fn tries_to_hand_back(claim: &Claim) -> Retries {
+    let patience = claim.lease.max(claim.abandon_after);
+    let longest = (claim.lease / 3).clamp(Duration::from_millis(100), Duration::from_secs(5));
+    Retries::until(Instant::now() + patience).with_pauses_up_to(longest)
 }
 
 /// The store did not answer, and so nothing was forwarded.
@@ -244,5 +250,37 @@ impl std::fmt::Display for Chain<'_> {
             source = error.source();
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// However long the store hung: the lease begins when it wakes.
+    #[tokio::test(start_paused = true)]
+    async fn a_grant_is_handed_back_before_most_of_its_lease_is_over() {
+        for lease in [300, 2000, 10_000, 60_000].map(Duration::from_millis) {
+            let claim = Claim {
+                id: RecordId::new("r".into(), [7; 16]),
+                token: Token::new(),
+                fingerprint: Fingerprint { policy: [0; 4], digest: [1; 32] },
+                quoted: false,
+                lease,
+                abandon_after: Duration::from_secs(300),
+                on_unknown: OnUnknown::Hold,
+                unknown_retention: None,
+            };
+            let start = Instant::now();
+            let mut retries = tries_to_hand_back(&claim);
+            let mut last = start;
+            while retries.again().await {
+                // The clock of the tests goes in whole milliseconds.
+                let longest = lease.div_f64(3.0).min(Duration::from_secs(5)) + Duration::from_millis(1);
+                assert!(last.elapsed() <= longest, "{lease:?}");
+                last = Instant::now();
+            }
+            assert!(start.elapsed() >= Duration::from_secs(300), "{lease:?}");
+        }
     }
 }

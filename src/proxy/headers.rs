@@ -252,9 +252,7 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
 /// Names the host: where the client has put it, if it is the client's.
 fn set_host(fields: &mut HeaderMap, route: &Route, head: &request::Parts, received: Option<&HeaderValue>) {
     let asked_for = match head.uri.authority() {
-        None if route.preserve_host && fields.contains_key(HOST) => return,
-        // `Connection` may name it, and it has been taken off.
-        None if route.preserve_host => received.cloned(),
+        None if route.preserve_host && received.is_some() => return,
         Some(authority) if route.preserve_host => HeaderValue::from_str(authority.as_str()).ok(),
         _ => None,
     };

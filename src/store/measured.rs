@@ -3,6 +3,7 @@
 //! One wrapper around every back-end, so that none of them has to think of it and all are measured alike.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::report::Report;
@@ -34,6 +35,8 @@ struct Operations {
     forget: StoreOperationMetrics,
     get: StoreOperationMetrics,
     list: StoreOperationMetrics,
+    /// How often the store was there and would not.
+    refusals: AtomicU64,
 }
 
 impl Operations {
@@ -49,7 +52,30 @@ impl Operations {
             forget: operation(metrics, "forget"),
             get: operation(metrics, "get"),
             list: operation(metrics, "list"),
+            refusals: AtomicU64::new(0),
         }
+    }
+
+    fn measure<'a, T: 'a>(
+        &'a self,
+        operation: fn(&Operations) -> &StoreOperationMetrics,
+        answer: Answer<'a, T>,
+    ) -> Answer<'a, T> {
+        Box::pin(async move {
+            let operation = operation(self);
+            let start = Instant::now();
+            let result = answer.await;
+            operation.took(start);
+            if let Err(StoreError { kind, .. }) = &result
+                && kind.is_failure()
+            {
+                operation.failed(kind.as_str());
+                if kind.is_refusal() {
+                    self.refusals.fetch_add(1, Ordering::Relaxed);
+                }
+            }
+            result
+        })
     }
 }
 
@@ -59,35 +85,21 @@ fn operation(metrics: &Metrics, name: &'static str) -> StoreOperationMetrics {
     operation
 }
 
-fn measure<'a, T: 'a>(operation: &'a StoreOperationMetrics, answer: Answer<'a, T>) -> Answer<'a, T> {
-    Box::pin(async move {
-        let start = Instant::now();
-        let result = answer.await;
-        operation.took(start);
-        if let Err(StoreError { kind, .. }) = &result
-            && kind.is_failure()
-        {
-            operation.failed(kind.as_str());
-        }
-        result
-    })
-}
-
 impl Store for Measured {
     fn for_core(&self) -> Arc<dyn Store> {
         Arc::new(Measured { inner: self.inner.for_core(), operations: Arc::clone(&self.operations) })
     }
 
     fn claim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ClaimReply> {
-        measure(&self.operations.claim, self.inner.claim(claim))
+        self.operations.measure(|of| &of.claim, self.inner.claim(claim))
     }
 
     fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
-        measure(&self.operations.look, self.inner.look(id, fingerprint))
+        self.operations.measure(|of| &of.look, self.inner.look(id, fingerprint))
     }
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
-        measure(&self.operations.renew, self.inner.renew(claim))
+        self.operations.measure(|of| &of.renew, self.inner.renew(claim))
     }
 
     fn complete<'a>(
@@ -96,15 +108,15 @@ impl Store for Measured {
         response: &'a Response,
         retention: Duration,
     ) -> Answer<'a, CompleteReply> {
-        measure(&self.operations.complete, self.inner.complete(claim, response, retention))
+        self.operations.measure(|of| &of.complete, self.inner.complete(claim, response, retention))
     }
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
-        measure(&self.operations.release, self.inner.release(claim))
+        self.operations.measure(|of| &of.release, self.inner.release(claim))
     }
 
     fn doubt<'a>(&'a self, claim: &'a Claim, reason: Reason, response: Option<&'a Response>) -> Answer<'a, DoubtReply> {
-        measure(&self.operations.doubt, self.inner.doubt(claim, reason, response))
+        self.operations.measure(|of| &of.doubt, self.inner.doubt(claim, reason, response))
     }
 
     fn resolve<'a>(
@@ -114,19 +126,19 @@ impl Store for Measured {
         finding: &'a Finding,
         force: bool,
     ) -> Answer<'a, ResolveReply> {
-        measure(&self.operations.resolve, self.inner.resolve(id, token, finding, force))
+        self.operations.measure(|of| &of.resolve, self.inner.resolve(id, token, finding, force))
     }
 
     fn forget<'a>(&'a self, id: &'a RecordId, token: Token, force: bool) -> Answer<'a, ForgetReply> {
-        measure(&self.operations.forget, self.inner.forget(id, token, force))
+        self.operations.measure(|of| &of.forget, self.inner.forget(id, token, force))
     }
 
     fn get<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Option<Record>> {
-        measure(&self.operations.get, self.inner.get(id))
+        self.operations.measure(|of| &of.get, self.inner.get(id))
     }
 
     fn list<'a>(&'a self, query: &'a Query) -> Answer<'a, Page> {
-        measure(&self.operations.list, self.inner.list(query))
+        self.operations.measure(|of| &of.list, self.inner.list(query))
     }
 
     fn watch<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Box<dyn Watch>> {
@@ -139,5 +151,9 @@ impl Store for Measured {
 
     fn ready(&self) -> Result<(), NotReady> {
         self.inner.ready()
+    }
+
+    fn refusals(&self) -> u64 {
+        self.operations.refusals.load(Ordering::Relaxed)
     }
 }

@@ -58,13 +58,17 @@ impl Standing {
     }
 }
 
-/// Probes the store when it can first be reached, and again when it was away. Says in the log what it found.
+/// Probes the store when it can first be reached, again when it was away, and when it refused an operation: it may be
+/// full, and still answer. Says in the log what it found.
 pub async fn watch(store: Arc<dyn Store>, standing: Standing) {
     loop {
         while store.ready().is_err() {
             sleep(BETWEEN_LOOKS).await;
         }
-        match probe(&*store).await {
+        let probed = probe(&*store).await;
+        // What the probe was refused itself counts as well, and was seen.
+        let refusals = store.refusals();
+        match probed {
             Ok(report) => {
                 match report.broken() {
                     None => info!(found = %report, "the store was tried, and works"),
@@ -73,8 +77,8 @@ pub async fn watch(store: Arc<dyn Store>, standing: Standing) {
                 let verdict = report.broken().map_or(Ok(()), Err);
                 let failed = verdict.is_err();
                 standing.set(verdict);
+                sleep(AFTER_FAILURE).await;
                 if failed {
-                    sleep(AFTER_FAILURE).await;
                     continue;
                 }
             }
@@ -85,7 +89,7 @@ pub async fn watch(store: Arc<dyn Store>, standing: Standing) {
                 continue;
             }
         }
-        while store.ready().is_ok() {
+        while store.ready().is_ok() && store.refusals() == refusals {
             sleep(AFTER_FAILURE / 4).await;
         }
     }

@@ -14,6 +14,7 @@ use bytes::Bytes;
 mod answers;
 mod executions;
 pub(crate) mod mutations;
+mod resent;
 mod right;
 mod shown;
 mod terms;
@@ -54,6 +55,8 @@ pub(crate) struct Execution {
     pub(crate) begun: Moment,
     /// The moment just before the last byte of its answer was written; `None` if it gave no whole answer.
     pub(crate) ended: Option<Moment>,
+    /// The moment just before it broke off without a whole answer; `None` also of one that stayed silent.
+    pub(crate) broken: Option<Moment>,
     /// The answer that it gave, or would have given.
     pub(crate) gave: Given,
 }
@@ -265,7 +268,7 @@ pub(crate) fn judge(history: &History) -> Vec<Verdict> {
         executions::judge(case, &mut verdicts);
         answers::judge(case, &mut verdicts);
     }
-    answers::judge_what_is_left(history, &mut verdicts);
+    answers::judge_what_is_left(&index, &mut verdicts);
     verdicts.sort_by_key(|verdict| verdict.fault);
     verdicts
 }

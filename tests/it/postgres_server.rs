@@ -152,16 +152,65 @@ impl PostgresServer {
         self.signal_all("CONT");
     }
 
-    fn signal_all(&self, signal: &str) {
-        let parent = self.child.id().to_string();
+    /// Fills this table until it cannot grow any more, as on a full disk. Its file gets larger than a part of the
+    /// server's log: that one can still be written, and every other table can grow. In `values` stands `SIZE` for the
+    /// length of a text: the last rows are smaller than any that are to find no room.
+    pub(crate) fn fill(&self, table: &str, columns: &str, values: &str) {
+        const PART_OF_LOG: u64 = 16 << 20;
+        let insert = |length: &str| {
+            let values = values.replace("SIZE", length);
+            format!("INSERT INTO {table} ({columns}) SELECT {values} FROM generate_series(1, 10000)")
+        };
+        let size = || self.sql(&format!("SELECT pg_relation_size('{table}')")).parse::<u64>().unwrap();
+        while size() <= PART_OF_LOG {
+            self.sql(&insert("700"));
+        }
+        // In the middle of a page, so that the server is told what it is told when a disk is full: a short write.
+        self.limit_files(Some(size() + 4096));
+        // The server comes to know what is left on its pages, and that is used up as well, at last by what is rolled back.
+        self.sql(&format!("VACUUM {table}"));
+        loop {
+            let inserted = self.try_sql(&insert("0"));
+            let said = String::from_utf8_lossy(&inserted.stderr);
+            if !inserted.status.success() {
+                assert!(said.contains("could not extend file"), "{said}");
+                return;
+            }
+        }
+    }
+
+    /// There is room again.
+    pub(crate) fn leave_room(&self) {
+        self.limit_files(None);
+    }
+
+    fn limit_files(&self, bytes: Option<u64>) {
+        let limit = bytes.map_or_else(|| "unlimited".to_owned(), |bytes| bytes.to_string());
+        // The one that starts others first: whoever is started from now on has it from the first.
+        for pid in self.processes() {
+            let mut command = as_postgres(Path::new("prlimit"), None);
+            command.args(["--pid", &pid.to_string(), &format!("--fsize={limit}:unlimited")]).stderr(Stdio::null());
+            let done = command.status().expect("prlimit of util-linux is installed");
+            // One that has just ended has no limits any more.
+            assert!(done.success() || !Path::new(&format!("/proc/{pid}")).exists(), "prlimit {pid}");
+        }
+    }
+
+    /// The one that starts the others, and those.
+    fn processes(&self) -> Vec<u32> {
+        let parent = self.child.id();
         let found = std::fs::read_to_string(format!("/proc/{parent}/task/{parent}/children")).unwrap_or_default();
+        std::iter::once(parent).chain(found.split_whitespace().filter_map(|pid| pid.parse().ok())).collect()
+    }
+
+    fn signal_all(&self, signal: &str) {
         // The one that starts others first when they stop, last when they go on.
-        let mut all: Vec<&str> = std::iter::once(parent.as_str()).chain(found.split_whitespace()).collect();
+        let mut all = self.processes();
         if signal == "CONT" {
             all.reverse();
         }
         for pid in all {
-            send(signal, pid);
+            send(signal, &pid.to_string());
         }
     }
 
@@ -189,7 +238,7 @@ pub(crate) fn fresh_schema() -> String {
 pub(crate) struct PgBouncer {
     child: Child,
     port: u16,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl PgBouncer {
@@ -206,21 +255,39 @@ impl PgBouncer {
                 server.port(),
                 folder.path().join("users").display()
             );
-            let config = folder.path().join("pgbouncer.ini");
-            std::fs::write(&config, text).unwrap();
-            let log = std::fs::File::create(folder.path().join("log")).unwrap();
-            let mut child = as_postgres(&pooler(), Some("TERM"))
-                .arg(&config)
-                .stdin(Stdio::null())
-                .stdout(Stdio::null())
-                .stderr(log)
-                .spawn()
-                .expect("pgbouncer is installed");
-            if wait_until_up(&mut child, port) {
-                return PgBouncer { child, port, _folder: folder };
+            std::fs::write(folder.path().join(POOLER_SETTINGS), text).unwrap();
+            if let Some(child) = spawn_pooler(folder.path(), port) {
+                return PgBouncer { child, port, folder };
             }
         }
         panic!("pgbouncer does not start");
+    }
+
+    /// Ends it as a crash would; every connection through it breaks.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+
+    /// Starts it again on the same port.
+    pub(crate) fn restart(&mut self) {
+        self.kill();
+        self.child = spawn_pooler(self.folder.path(), self.port).expect("pgbouncer starts again");
+    }
+
+    /// It goes on holding its connections, and passes nothing on.
+    pub(crate) fn pause(&self) {
+        send("STOP", &self.child.id().to_string());
+    }
+
+    /// It goes on.
+    pub(crate) fn resume(&self) {
+        send("CONT", &self.child.id().to_string());
+    }
+
+    /// The same with its host.
+    pub(crate) fn address(&self) -> SocketAddr {
+        SocketAddr::from((Ipv4Addr::LOCALHOST, self.port))
     }
 
     /// Where it listens.
@@ -231,9 +298,23 @@ impl PgBouncer {
 
 impl Drop for PgBouncer {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.kill();
     }
+}
+
+const POOLER_SETTINGS: &str = "pgbouncer.ini";
+
+/// Starts a pooler on this port. `None` if it ended at once.
+fn spawn_pooler(folder: &Path, port: u16) -> Option<Child> {
+    let log = std::fs::OpenOptions::new().create(true).append(true).open(folder.join("log")).unwrap();
+    let mut child = as_postgres(&pooler(), Some("TERM"))
+        .arg(folder.join(POOLER_SETTINGS))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .expect("pgbouncer is installed");
+    wait_until_up(&mut child, port).then_some(child)
 }
 
 /// A port that nobody listens on.

@@ -93,7 +93,8 @@ pub(crate) fn begin(dir: &Path, port: u16, settings: &[&str]) -> Child {
 /// The same of another program, a newer Redis or a Valkey.
 pub(crate) fn begin_program(program: &Path, dir: &Path, port: u16, settings: &[&str]) -> Child {
     let mut command = Command::new("setpriv");
-    command.args(["--pdeathsig", "KILL"]).arg(program);
+    // By default a write beyond the limit of a file's size would end it, where a full disk is but an error.
+    command.args(["--pdeathsig", "KILL", "env", "--ignore-signal=XFSZ"]).arg(program);
     command.args(settings.first().filter(|first| !first.starts_with("--")));
     command.args(["--bind", "127.0.0.1", "--port", &port.to_string(), "--dir"]).arg(dir);
     command.args(["--save", "", "--appendonly", "no"]);

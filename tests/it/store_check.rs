@@ -13,13 +13,18 @@ use crate::support::{eventually, within_deadline};
 
 /// A proxy of its own on this store, its settings in this folder.
 async fn proxy_on(store: &str, folder: &std::path::Path) -> Proxy {
+    Proxy::start(&settings_of(&format!("url = {store:?}"), folder)).await
+}
+
+/// A file of settings with this section `[store]`.
+fn settings_of(store: &str, folder: &std::path::Path) -> std::path::PathBuf {
     let config = folder.join("onceproxy.toml");
     let settings = format!(
-        "listen = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\nurl = {store:?}\n\
+        "listen = \"127.0.0.1:0\"\n[log]\nformat = \"json\"\n[admin]\nlisten = \"127.0.0.1:0\"\n[store]\n{store}\n\
          [[route]]\nname = \"pay\"\nupstream = \"http://127.0.0.1:9\"\n"
     );
     std::fs::write(&config, settings).unwrap();
-    Proxy::start(&config).await
+    config
 }
 
 /// What the command came to: exit code, report, complaints.
@@ -224,6 +229,45 @@ async fn a_proxy_whose_user_lacks_rights_is_not_ready_until_they_are_given() {
         assert_eq!(proxy.readyz().await, Some(503));
         server.command(&["ACL", "SETUSER", "u", "+zadd"]).await;
         proxy.ready().await;
+    })
+    .await;
+}
+
+/// The line of docs/stores.md for one server has no `+wait`, which `wait_replicas` needs there too.
+#[tokio::test]
+async fn a_user_who_may_not_wait_for_replicas_is_told_so_by_the_check_and_by_the_probe() {
+    within_deadline("+wait given later", async {
+        let (server, replica) = (RedisServer::start(&[]).await, RedisServer::start(&[]).await);
+        let user = ["ACL", "SETUSER", "u", "on", ">p", "~once:*", "&once:*", "+@all", "-wait"];
+        server.command(&user).await;
+        replica.command(&["REPLICAOF", "127.0.0.1", &server.address.port().to_string()]).await;
+        eventually("the replica to have joined", async || {
+            let told = String::from_utf8(server.command(&["INFO", "replication"]).await).unwrap();
+            told.contains("state=online").then_some(())
+        })
+        .await;
+        let folder = tempfile::tempdir().unwrap();
+        let url = format!("redis://u:p@{}", server.address);
+        let config = settings_of(
+            &format!("url = {url:?}\nwait_replicas = 1\nwait_timeout = \"5s\"\ntimeout = \"20s\""),
+            folder.path(),
+        );
+        let what = "takes claims, but will not say how many replicas have them (store.wait_replicas needs +wait): ";
+        let (code, report, _) = check_by(&["--wait", "1", "--config", config.to_str().unwrap()]).await;
+        assert_eq!(code, 1, "{report:#}");
+        says(&report, "breaks", what);
+        says(&report, "breaks", "the 'wait' command");
+        let proxy = Proxy::start(&config).await;
+        let refused = eventually("the reason at /readyz", async || {
+            let answer = proxy.admin("GET", "/readyz", None).await;
+            answer.text().contains("needs +wait").then_some(answer)
+        })
+        .await;
+        assert_eq!(refused.status, 503, "{}", refused.shown());
+        server.command(&["ACL", "SETUSER", "u", "+wait"]).await;
+        proxy.ready().await;
+        let (code, report, _) = check_by(&["--wait", "1", "--config", config.to_str().unwrap()]).await;
+        assert_eq!((code, &report["holds"]), (0, &Value::Bool(true)), "{report:#}");
     })
     .await;
 }

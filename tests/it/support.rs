@@ -12,6 +12,7 @@ pub(crate) mod dice;
 pub(crate) mod proxy;
 pub(crate) mod redis;
 pub(crate) mod relay;
+pub(crate) mod secured;
 pub(crate) mod tls;
 pub(crate) mod topologies;
 pub(crate) mod upstream;

@@ -16,6 +16,7 @@ use crate::support::topologies::{Cluster, Watched};
 
 mod contract_on_each;
 mod failover;
+mod no_room;
 mod postgres;
 mod replicas;
 mod second_line;

@@ -20,8 +20,10 @@ use crate::config::store::Acknowledged;
 
 /// Why a grant does not count.
 pub(super) enum Unacknowledged {
-    /// What the server said, or that the connection broke.
+    /// What the server said to the claim, or that the connection broke.
     Failed(RedisError),
+    /// The claim was granted; this is what became of the `WAIT` behind it.
+    Unwaited(RedisError),
     /// How many have it.
     TooFew(String),
 }
@@ -63,7 +65,7 @@ impl Group {
                 }
                 if state.answered >= claim {
                     return Err(match &state.last {
-                        Some(Err(error)) => Unacknowledged::Failed(error.clone()),
+                        Some(Err(error)) => Unacknowledged::Unwaited(error.clone()),
                         Some(Ok(said)) => Unacknowledged::TooFew(said.clone()),
                         None => Unacknowledged::TooFew("nobody answered".into()),
                     });

@@ -177,6 +177,7 @@ async fn once<'a>(
         Question::Claim(call) if let Some(wanted) = link.server().condition.acknowledged() => {
             Box::pin(acknowledge::claim(connection, is_asking, call, wanted)).await.map_err(|no| match no {
                 Unacknowledged::Failed(error) => Failure::of_asking(error),
+                Unacknowledged::Unwaited(error) => Failure::of_waiting(error),
                 Unacknowledged::TooFew(said) => Failure::TooFew(said),
             })
         }

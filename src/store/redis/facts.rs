@@ -36,6 +36,8 @@ pub(super) struct Facts {
     replicas: u64,
     replicas_online: u64,
     append_only: bool,
+    /// The append-only file could not be written, and so nothing else can.
+    appends_fail: bool,
     saves_fail: bool,
     is_loading: bool,
     max_memory: u64,
@@ -103,7 +105,8 @@ impl Facts {
                 _ => {}
             }
         }
-        facts.saves_fail = failed_save || failed_append;
+        facts.saves_fail = failed_save;
+        facts.appends_fail = failed_append && facts.append_only;
         facts
     }
 
@@ -187,6 +190,9 @@ impl Facts {
 
     /// What claims will be refused for now, although nothing is wrong with the server itself.
     fn short(&self, watched: &Watched) -> Option<String> {
+        if self.appends_fail {
+            return Some("Redis cannot write its append-only file (is its disk full?), and refuses to write".into());
+        }
         let wanted = watched.acknowledged?.replicas;
         let replicas = self.replicas;
         (u64::from(wanted) > replicas && self.eviction.is_some() && !self.is_replica())
@@ -381,6 +387,17 @@ mod tests {
     }
 
     #[test]
+    fn a_server_that_cannot_write_its_log_is_not_ready() {
+        let facts = Facts { appends_fail: true, ..facts("7.0.15", Some("noeviction")) };
+        let Standing::Short(reason) = facts.standing(&watched(false, None)) else { panic!("ready") };
+        assert!(reason.contains("cannot write its append-only file"), "{reason}");
+        assert_eq!(facts.report(&watched(false, None)).broken(), Some(reason));
+        // A failure of before, on a server that keeps no such file any more.
+        let failed = Facts::read("aof_enabled:0\r\naof_last_write_status:err\r\n");
+        assert!(!failed.appends_fail);
+    }
+
+    #[test]
     fn acknowledgements_need_replicas_and_on_disk_a_server_that_can_say_so() {
         let wanted = |replicas, on_disk| {
             let timeout = Duration::from_millis(200);
@@ -426,7 +443,7 @@ mod tests {
                 replicas: 2,
                 replicas_online: 1,
                 append_only: true,
-                saves_fail: true,
+                appends_fail: true,
                 max_memory: 2 << 20,
                 used_memory: 1 << 20,
                 snapshots: Some(String::new()),
@@ -439,7 +456,8 @@ mod tests {
         assert_eq!(
             report.to_string(),
             "version: 7.0.15, topology: one server, master with 2 replicas, 1 in step, min-replicas-to-write 1, \
-             persistence: appendonly yes, appendfsync everysec, snapshots none, eviction: noeviction, maxmemory 2 MiB, scripts: run"
+             persistence: appendonly yes, appendfsync everysec, snapshots none, eviction: noeviction, maxmemory 2 MiB, \
+             scripts: run"
         );
         assert!(Facts::read("loading:1\r\n").is_loading);
         assert!(!is_replica("slave_expires_tracked_keys"), "other lines begin alike");

@@ -64,6 +64,8 @@ pub(super) enum Failure {
     Unchecked(StoreError),
     /// Too few replicas have the claim.
     TooFew(String),
+    /// The claim was granted, but the server refuses to wait for its replicas.
+    Unwaited(RedisError),
     /// What is stored is not a record that this version reads.
     Unreadable(RedisError),
     /// A script failed half-way: not a state of the server but a fault of this program.
@@ -108,10 +110,20 @@ impl Failure {
         }
     }
 
+    /// An error instead of the acknowledgement of a claim that was granted.
+    pub(super) fn of_waiting(error: RedisError) -> Failure {
+        match Failure::of_asking(error) {
+            // Whatever was refused, it was not the claim.
+            Failure::Refused(error) | Failure::Failed(error) => Failure::Unwaited(error),
+            failure => failure,
+        }
+    }
+
     /// Whether the question may have been executed all the same.
     pub(super) fn may_have_run(&self) -> bool {
         match self {
-            Failure::TimedOut | Failure::Unreachable(_) | Failure::Failed(_) | Failure::TooFew(_) => true,
+            Failure::TimedOut | Failure::Unreachable(_) | Failure::Failed(_) => true,
+            Failure::TooFew(_) | Failure::Unwaited(_) => true,
             Failure::Demoted(Some(error)) => error.code() == Some("UNBLOCKED"),
             Failure::Unchecked(error) => error.may_have_run,
             _ => false,
@@ -189,6 +201,12 @@ impl Failure {
             Failure::Unfit(reason) => (StoreErrorKind::Refused, reason.clone()),
             Failure::Unchecked(error) => (error.kind, error.message.clone()),
             Failure::TooFew(said) => (StoreErrorKind::Refused, format!("{redis}: {said}")),
+            Failure::Unwaited(_) => (
+                StoreErrorKind::Refused,
+                format!(
+                    "{redis} takes claims, but will not say how many replicas have them (store.wait_replicas needs +wait)"
+                ),
+            ),
             Failure::Unreadable(_) => (StoreErrorKind::Unreadable, "the stored value is not a readable record".into()),
             Failure::Failed(_) => (StoreErrorKind::Broken, format!("a script failed on {redis}")),
         };
@@ -204,6 +222,7 @@ impl Failure {
             | Failure::Demoted(Some(e))
             | Failure::Elsewhere(e)
             | Failure::Refused(e)
+            | Failure::Unwaited(e)
             | Failure::Unreadable(e)
             | Failure::Failed(e) => (format!("{said}: {e}"), Some(e)),
         };

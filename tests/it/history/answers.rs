@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::executions::{forgotten, freed_by_operator, may_follow};
-use super::{Act, Answered, Call, Case, Execution, Fault, Finding, History, Meaning, Moment, Problem, Seen, Verdict};
+use super::{Act, Answered, Call, Case, Execution, Fault, Finding, Index, Meaning, Moment, Problem, Seen, Verdict};
 
 /// Judges what one key's callers saw.
 pub(super) fn judge(case: &Case<'_>, verdicts: &mut Vec<Verdict>) {
@@ -43,6 +43,9 @@ fn judge_problem(case: &Case<'_>, call: &Call, problem: &Problem) -> Wrong {
             let may = |e: &&Execution| case.whole.terms().may_lack_body(e.gave.body.len(), e.begun, call.ended);
             let why = "no body of this key may be left out of its record";
             (!case.executions.iter().any(may)).then(|| (Fault::NoCause, why.to_owned()))
+        }
+        ("outcome-unknown", _) if case.whole.terms().resend.is_some() && problem.retry != "same-key" => {
+            Some((Fault::NoCause, "a repeat would be sent again".to_owned()))
         }
         ("request-in-progress", 409) | ("key-reused", 422) | ("outcome-unknown", 409 | 502 | 504) => None,
         _ => Some((Fault::NoCause, "nothing in this run leads to that".to_owned())),
@@ -147,13 +150,16 @@ fn both_may_be_seen(case: &Case<'_>, one: &Answered, other: &Answered) -> bool {
     let overruled = |answer: &Answered, execution: &Execution, act: &Act| {
         let finals = finals(case);
         let written = finals.iter().find(|(_, seen)| seen.kept && seen.given.body == answer.given.body);
-        let gone = |told| terms.may_have_forgotten(execution.begun, told, act.ended);
+        let gone = |told| {
+            terms.may_have_forgotten(execution.begun, told, act.ended)
+                || gone_with_first_line(case, execution, act.ended)
+        };
         act.done && written.is_none_or(|(call, _)| gone(call.ended))
     };
     match (source(case, one), source(case, other)) {
         (Some(Source::Execution(one)), Some(Source::Execution(other))) => {
             let (first, second) = if one.begun <= other.begun { (one, other) } else { (other, one) };
-            may_follow(case, first, second.begun)
+            may_follow(case, first, second)
         }
         (Some(Source::Execution(execution)), Some(Source::Operator(act))) => {
             overruled(one, execution, act) || terms.may_have_forgotten(act.begun, act.ended, execution.begun)
@@ -193,11 +199,48 @@ fn record_lost(case: &Case<'_>) -> Option<Verdict> {
         let may_be_gone = case.whole.terms().may_have_forgotten(known, told.ended, call.ended)
             || freed_by_operator(case, told.sent, call.ended)
             // An attempt that the store had forgotten may still run, and say how it ended to those who wait for it.
-            || case.executions.iter().any(|execution| forgotten(case, execution, told.ended));
+            || case.executions.iter().any(|execution| forgotten(case, execution, told.ended))
+            || held_without_first_line(case, answer, call)
+            || joined_another_attempt(case, answer, told, call);
         !kept && !may_be_gone
     })?;
     let evidence = format!("{}: {told}, but later {later}", case.key);
     Some(Verdict { fault: Fault::RecordLost, evidence })
+}
+
+/// Whether the answer may have been in the first line alone, and that have forgotten it by then: the key is held.
+fn gone_with_first_line(case: &Case<'_>, execution: &Execution, later: Moment) -> bool {
+    let terms = case.whole.terms();
+    may_be_in_first_line_alone(case, execution) && terms.first_line_may_have_forgotten(execution.begun, later)
+}
+
+/// Whether the call was told that the key is held, because the answer was in the first line alone and is gone with it.
+fn held_without_first_line(case: &Case<'_>, answer: &Answered, call: &Call) -> bool {
+    let Seen::Problem(problem) = &call.seen else { return false };
+    let Some(Source::Execution(execution)) = source(case, answer) else { return false };
+    matches!(problem.kind.as_str(), "outcome-unknown" | "request-in-progress")
+        && gone_with_first_line(case, execution, call.ended)
+}
+
+fn may_be_in_first_line_alone(case: &Case<'_>, execution: &Execution) -> bool {
+    let (Some(ended), Some(own)) = (execution.ended, case.whole.calls.get(&execution.call)) else { return false };
+    case.whole.terms().may_be_in_first_line_alone(own.proxy, execution.begun, ended)
+}
+
+/// Whether the call may have joined an attempt that runs on although its key was decided: an operator said what became
+/// of it, or, where unknowns are sent again, another took it over. Those who join it get what becomes of it.
+fn joined_another_attempt(case: &Case<'_>, answer: &Answered, told: &Call, later: &Call) -> bool {
+    let terms = case.whole.terms();
+    let by_operator = matches!(source(case, answer), Some(Source::Operator(_)));
+    (by_operator || terms.resend.is_some())
+        && case.executions.iter().any(|other| {
+            let proxy = case.whole.calls.get(&other.call).map(|call| call.proxy);
+            let until = other.begun + terms.abandon_after;
+            other.gave.body != answer.given.body
+                && proxy.is_none_or(|proxy| proxy == later.proxy)
+                && other.begun <= told.ended
+                && later.sent <= until
+        })
 }
 
 /// Where nothing stood in the way, a whole final answer is recorded.
@@ -239,9 +282,9 @@ fn last_words(case: &Case<'_>) -> Option<Verdict> {
         let at_rest = match &call.seen {
             Seen::Nothing => false,
             Seen::Answer(answer) => Meaning::of(answer.given.status) == Meaning::Final,
-            Seen::Problem(problem) => {
-                matches!(problem.kind.as_str(), "outcome-unknown" | "response-not-retained" | "key-reused")
-            }
+            // Where unknowns are sent again, a repeat ends them.
+            Seen::Problem(problem) if problem.kind == "outcome-unknown" => case.whole.terms().resend.is_none(),
+            Seen::Problem(problem) => matches!(problem.kind.as_str(), "response-not-retained" | "key-reused"),
         };
         call.last && !at_rest
     })?;
@@ -250,7 +293,8 @@ fn last_words(case: &Case<'_>) -> Option<Verdict> {
 }
 
 /// Judges the operator's list against what the callers are told.
-pub(super) fn judge_what_is_left(history: &History, verdicts: &mut Vec<Verdict>) {
+pub(super) fn judge_what_is_left(index: &Index<'_>, verdicts: &mut Vec<Verdict>) {
+    let history = index.history;
     let end: Option<Moment> = history.calls.iter().map(|call| call.ended).max();
     let last_told = |kind: &str| -> BTreeSet<&str> {
         let problems = history.calls.iter().filter(|call| call.last).filter_map(|call| match &call.seen {
@@ -269,10 +313,26 @@ pub(super) fn judge_what_is_left(history: &History, verdicts: &mut Vec<Verdict>)
     for left in &history.left {
         let (fault, why) = match left.state.as_str() {
             "unknown" if told.contains(left.record.as_str()) || told_other.contains(left.record.as_str()) => continue,
+            "unknown" if answered_by_first_line(index, &left.record) => continue,
             "unknown" => (Fault::WronglyListed, "no caller is told so"),
             _ => (Fault::StillClaimed, "nothing ran any more"),
         };
         let evidence = format!("{} is listed as {} at {end:?}, and {why}", left.record, left.state);
         verdicts.push(Verdict { fault, evidence });
     }
+}
+
+/// Whether callers may get an answer from the first line although the second, which missed it, holds the record as
+/// unknown: the list shows the records of both.
+fn answered_by_first_line(index: &Index<'_>, record: &str) -> bool {
+    let history = index.history;
+    let of_record = |call: &&Call| matches!(&call.seen, Seen::Problem(problem) if problem.record == record);
+    let key = history.calls.iter().find(of_record).map(|call| call.key);
+    let may_be_it = |call: &Call| key.is_none_or(|key| key == call.key);
+    history.calls.iter().filter(|call| call.last && may_be_it(call)).any(|call| {
+        let Seen::Answer(answer) = &call.seen else { return false };
+        let Some(execution) = index.given.get(answer.given.body.as_ref()) else { return false };
+        let (Some(ended), Some(own)) = (execution.ended, index.calls.get(&execution.call)) else { return false };
+        index.terms().may_be_in_first_line_alone(own.proxy, execution.begun, ended)
+    })
 }

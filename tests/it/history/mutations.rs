@@ -8,8 +8,9 @@ use crate::support::dice::Dice;
 /// Makes one thing wrong, and says which faults would show it; `None` where the history has nothing of the kind.
 type Change = fn(&mut History, &mut Dice) -> Option<&'static [Fault]>;
 
-const CHANGES: [(&str, Change); 18] = [
+const CHANGES: [(&str, Change); 19] = [
     ("a key is executed once more", execute_again),
+    ("what is recorded is executed for a later call", execute_recorded),
     ("two executions, two answers", answer_twice),
     ("an execution that was answered never was", drop_execution),
     ("a byte of an answer is another one", spoil_body),
@@ -47,9 +48,11 @@ pub(crate) fn assert_all_are_found(right: &History, seed: u64) -> usize {
     made
 }
 
-/// Whether nothing but the caller's own requests ever freed the key.
+/// Whether nothing but the caller's own requests ever freed the key, and it was never sent again for lack of an outcome.
 fn is_plain(history: &History, key: Key) -> bool {
-    history.terms.losses.is_empty() && !history.acts.iter().any(|act| act.key == key)
+    let executed = || history.executions.iter().filter(|execution| execution.key == key);
+    let sent_again = history.terms.resend.is_some() && executed().count() > 1;
+    history.terms.losses.is_empty() && !sent_again && !history.acts.iter().any(|act| act.key == key)
 }
 
 fn end(history: &History) -> Moment {
@@ -101,6 +104,21 @@ fn execute_again(history: &mut History, dice: &mut Dice) -> Option<&'static [Fau
     let begun = history.executions[place].begun;
     let at = begun + dice.time(end(history) + Duration::from_secs(1) - begun);
     history.executions.push(again(history, place, at));
+    Some(&[Fault::SecondExecution])
+}
+
+/// By a request of its own, as a resend would be, but after somebody saw that the answer is recorded.
+fn execute_recorded(history: &mut History, dice: &mut Dice) -> Option<&'static [Fault]> {
+    let kept = |call: &Call| matches!(&call.seen, Seen::Answer(answer) if answer.kept);
+    let told = some_answer(history, dice, |call, e| kept(call) && is_final(e) && is_plain(history, e.key))?;
+    let told = &history.calls[told];
+    let number = of(history, told)?.number;
+    let place = history.executions.iter().position(|execution| execution.number == number)?;
+    let sent = told.ended + Duration::from_millis(1);
+    let later = Call { number: usize::MAX, sent, ended: sent, seen: Seen::Nothing, last: false, ..told.clone() };
+    let second = Execution { call: later.number, ..again(history, place, sent) };
+    history.calls.push(later);
+    history.executions.push(second);
     Some(&[Fault::SecondExecution])
 }
 
@@ -205,13 +223,17 @@ fn lose_record(history: &mut History, dice: &mut Dice) -> Option<&'static [Fault
     let told = some_call(history, dice, |call| kept(call) && is_plain(history, call.key))?;
     let (key, ended) = (history.calls[told].key, history.calls[told].ended);
     let later = some_call(history, dice, |call| call.key == key && call.sent > ended)?;
-    let unknown = dice.one_in(2);
+    // A second line may hold what only the first had the answer to.
+    let unknown = history.terms.first_line.is_none() && dice.one_in(2);
     let (status, kind) = if unknown { (409, "outcome-unknown") } else { (502, "upstream-unreachable") };
     history.calls[later].seen = Seen::Problem(Problem { status, kind: kind.into(), ..Problem::default() });
     Some(&[Fault::RecordLost])
 }
 
 fn execute_unknown(history: &mut History, dice: &mut Dice) -> Option<&'static [Fault]> {
+    if history.terms.resend.is_some() {
+        return None;
+    }
     let place = some_execution(history, dice, |execution| is_plain(history, execution.key))?;
     let number = history.executions[place].call;
     let call = history.calls.iter().find(|call| call.number == number)?.clone();
@@ -254,7 +276,9 @@ fn get_stuck(history: &mut History, dice: &mut Dice) -> Option<&'static [Fault]>
 
 fn change_list(history: &mut History, dice: &mut Dice) -> Option<&'static [Fault]> {
     let record = || "pay:none".to_owned();
-    match dice.roll(3) {
+    // The list shows the records of both lines, of which callers are told what the first has.
+    let kind = if history.terms.first_line.is_some() { 2 } else { dice.roll(3) };
+    match kind {
         0 => {
             let place = (!history.left.is_empty()).then(|| dice.roll(history.left.len() as u64) as usize)?;
             history.left.remove(place);

@@ -23,7 +23,7 @@ pub(super) fn given(status: u16, number: usize) -> Given {
 /// An execution of the first request of a key, for the call of the same number.
 pub(super) fn execution(number: usize, key: Key, begun: u64, ended: Option<u64>, status: u16) -> Execution {
     let (begun, ended) = (ms(begun), ended.map(ms));
-    Execution { number, key, request: 0, call: number, begun, ended, gave: given(status, number) }
+    Execution { number, key, request: 0, call: number, begun, ended, broken: None, gave: given(status, number) }
 }
 
 pub(super) fn call(number: usize, key: Key, sent: u64, ended: u64, seen: Seen) -> Call {
@@ -113,6 +113,8 @@ pub(super) fn history() -> History {
         left: vec![Left { record: "pay:3".into(), state: "unknown".into() }],
         terms: Terms {
             abandon_after: ms(4000),
+            resend: None,
+            first_line: None,
             losses: vec![Loss { since: ms(1500), when: Span { from: ms(3000), until: ms(3500) }, claims: true }],
             outages: vec![Span { from: ms(3000), until: ms(3500) }],
             away: vec![(0, Span { from: ms(7000), until: ms(7100) })],
@@ -207,4 +209,77 @@ fn a_claim_that_was_lost_may_be_executed_after_the_loss_by_a_proxy_that_stood_st
     // Not so if it was asked for after the loss.
     history.calls.iter_mut().find(|call| call.number == 9).unwrap().sent = ms(3510);
     assert_eq!(judge(&history).iter().map(|v| v.fault).collect::<Vec<_>>(), [Fault::SecondExecution]);
+}
+
+/// As a run with a second line shows it: Postgres was away until the attempt gave up, and Redis was emptied later.
+fn missed_by_the_second_line() -> History {
+    let outage = Span { from: ms(15), until: ms(4100) };
+    let first_line = Some(vec![Span { from: ms(5000), until: ms(5100) }]);
+    let terms = Terms { abandon_after: ms(4000), first_line, outages: vec![outage], ..Terms::default() };
+    let mut history = History { terms, ..History::default() };
+    history.executions.push(execution(1, HELD, 10, Some(20), 201));
+    history.calls.push(call(
+        1,
+        HELD,
+        0,
+        520,
+        Seen::Answer(Answered { given: given(201, 1), replayed: false, kept: false }),
+    ));
+    history.calls.push(call(101, HELD, 2000, 2010, replay(201, 1)));
+    history
+}
+
+#[test]
+fn an_answer_that_the_second_line_missed_goes_with_the_first_and_the_key_is_held() {
+    let mut history = missed_by_the_second_line();
+    history.calls.push(last(201, HELD, 9000, unknown(HELD, "lapsed")));
+    history.left.push(Left { record: "pay:3".into(), state: "unknown".into() });
+    assert_right("held", &history);
+    let found = |history: &History| judge(history).iter().map(|v| v.fault).collect::<Vec<_>>();
+    // Not so before the first line forgot, nor if the second had the time to take it, nor without one.
+    let mut early = history.clone();
+    early.terms.first_line = Some(vec![Span { from: ms(9500), until: ms(9600) }]);
+    assert_eq!(found(&early), [Fault::RecordLost]);
+    let mut taken = history.clone();
+    taken.terms.outages[0].until = ms(1000);
+    assert_eq!(found(&taken), [Fault::RecordLost, Fault::AnswerNotRecorded]);
+    history.terms.first_line = None;
+    assert_eq!(found(&history), [Fault::RecordLost]);
+    // It is never run again.
+    let mut again = missed_by_the_second_line();
+    again.executions.push(execution(2, HELD, 6000, Some(6010), 201));
+    again.calls.push(call(2, HELD, 5990, 6020, first(201, 2)));
+    assert_eq!(found(&again), [Fault::SecondExecution, Fault::TwoAnswers]);
+}
+
+#[test]
+fn what_the_second_line_missed_is_listed_as_unknown_while_the_first_replays_it() {
+    let mut history = missed_by_the_second_line();
+    history.calls.push(last(201, HELD, 9000, replay(201, 1)));
+    history.left.push(Left { record: "pay:3".into(), state: "unknown".into() });
+    assert_right("listed", &history);
+    history.terms.outages[0].until = ms(1000);
+    assert_eq!(judge(&history).iter().map(|v| v.fault).collect::<Vec<_>>(), [Fault::WronglyListed]);
+}
+
+#[test]
+fn whoever_joins_an_attempt_that_runs_on_gets_what_becomes_of_it_though_an_operator_has_spoken() {
+    let mut history = History { terms: Terms { abandon_after: ms(4000), ..Terms::default() }, ..History::default() };
+    history.executions.push(execution(1, FOUND, 10, None, 201));
+    let what = Finding::Executed(given(200, 99));
+    history.acts.push(Act { key: FOUND, begun: ms(2000), ended: ms(2005), done: true, what });
+    history.calls.push(call(1, FOUND, 0, 1000, Seen::Nothing));
+    history.calls.push(call(100, FOUND, 2100, 2110, replay(200, 99)));
+    history.calls.push(call(101, FOUND, 2200, 4010, unknown(FOUND, "timeout")));
+    history.calls.push(last(201, FOUND, 9000, replay(200, 99)));
+    history.calls.push(last(202, FOUND, 9000, replay(200, 99)));
+    assert_right("joined", &history);
+    // Not so at another proxy, or when it runs no more.
+    let found = |change: &dyn Fn(&mut Call)| {
+        let mut wrong = history.clone();
+        change(wrong.calls.iter_mut().find(|call| call.number == 101).unwrap());
+        judge(&wrong).iter().map(|v| v.fault).collect::<Vec<_>>()
+    };
+    assert_eq!(found(&|call| call.proxy = 0), [Fault::RecordLost]);
+    assert_eq!(found(&|call| (call.sent, call.ended) = (ms(4100), ms(4110))), [Fault::RecordLost]);
 }

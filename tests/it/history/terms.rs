@@ -31,6 +31,12 @@ pub(crate) struct Loss {
 pub(crate) struct Terms {
     /// How long an attempt listens for its answer.
     pub(crate) abandon_after: Duration,
+    /// Where an unknown outcome is sent again (`on_unknown = "resend"`): the lease, which is the least time after which
+    /// one that nobody decides counts as unknown.
+    pub(crate) resend: Option<Duration>,
+    /// With a second line: when the first one was made to forget. What the second has is kept; an answer that it may have
+    /// missed is gone then, and the key is held.
+    pub(crate) first_line: Option<Vec<Span>>,
     /// What the store was made to forget. Empty for all that the documents say survives.
     pub(crate) losses: Vec<Loss>,
     /// When the store could not be relied on to answer.
@@ -64,6 +70,16 @@ impl Terms {
             .iter()
             .filter(claims)
             .any(|loss| loss.since <= told && told <= loss.when.until && loss.when.from <= later)
+    }
+
+    /// Whether a second line may have missed the answer that was there at `ended`, so that the first alone has it.
+    pub(crate) fn may_be_in_first_line_alone(&self, proxy: usize, begun: Moment, ended: Moment) -> bool {
+        self.first_line.is_some() && !self.must_be_recorded(proxy, begun, ended)
+    }
+
+    /// Whether the first line may have forgotten, before `later`, an attempt of `begun`.
+    pub(crate) fn first_line_may_have_forgotten(&self, begun: Moment, later: Moment) -> bool {
+        self.first_line.iter().flatten().any(|span| begun <= span.until && span.from <= later)
     }
 
     /// Whether the store was in trouble at some time between the two.

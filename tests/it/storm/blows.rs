@@ -8,8 +8,8 @@ use super::failovers::{self, Strike, Struck};
 use super::log::Log;
 use crate::history::{Loss, Moment, Span, Terms};
 use crate::support::dice::Dice;
-use crate::support::relay::Loss as LostReply;
-use crate::support::{Store, World, ms};
+use crate::support::relay::{Loss as LostReply, Relay};
+use crate::support::{World, eventually, ms};
 
 /// How far replicas are behind at most when nothing holds them up.
 const LAG: Duration = Duration::from_secs(1);
@@ -23,10 +23,13 @@ pub(super) enum Blow {
     PauseProxy(usize),
     /// Redis stands still.
     PauseRedis,
-    /// All connections to Redis are cut, and new ones at once.
+    /// All connections to the store are cut, and new ones at once.
     CutRelay,
-    /// Redis is a black hole.
+    /// The store is a black hole.
     HangRelay,
+    /// The same of the node of a cluster that has this shard; its replica does not reach it either.
+    CutNode(u8),
+    HangNode(u8),
     /// The reply to the next operation on a record is lost in this way.
     LoseReply(LostReply),
     /// `SCRIPT FLUSH`.
@@ -35,10 +38,18 @@ pub(super) enum Blow {
     FillRedis,
     /// `kill -9` of Redis, and started again with what its persistence kept.
     RestartRedis,
+    /// The same where it kept nothing, or an old snapshot.
+    EmptyRedis,
+    /// `kill -9` of all servers of a cluster, or of all that sentinels watch, and started again without what they held.
+    EmptyAll,
     /// Postgres stands still.
     PausePostgres,
     /// `kill -9` of Postgres, and started again.
     RestartPostgres,
+    /// The pooler stands still.
+    PausePooler,
+    /// `kill -9` of the pooler, and started again.
+    RestartPooler,
     /// A snapshot is written: the last thing that a restart without a log remembers.
     Snapshot,
     /// Something is done to the master of this shard, which has replicas.
@@ -51,6 +62,7 @@ enum Target {
     Proxy(usize),
     Redis,
     Postgres,
+    Pooler,
     Relay,
 }
 
@@ -60,10 +72,15 @@ impl Blow {
             Blow::KillProxy(n) | Blow::PauseProxy(n) => Target::Proxy(n),
             Blow::CutRelay | Blow::HangRelay | Blow::LoseReply(_) => Target::Relay,
             Blow::PausePostgres | Blow::RestartPostgres => Target::Postgres,
+            Blow::PausePooler | Blow::RestartPooler => Target::Pooler,
             Blow::PauseRedis
             | Blow::FlushScripts
             | Blow::FillRedis
             | Blow::RestartRedis
+            | Blow::EmptyRedis
+            | Blow::EmptyAll
+            | Blow::CutNode(_)
+            | Blow::HangNode(_)
             | Blow::Snapshot
             | Blow::Master(..) => Target::Redis,
         }
@@ -74,9 +91,19 @@ impl Blow {
             Blow::KillProxy(_) => dice.time(ms(400)),
             Blow::PauseProxy(_) => ms(200) + dice.time(ms(1300)),
             Blow::FlushScripts | Blow::Snapshot => Duration::ZERO,
-            Blow::RestartRedis | Blow::RestartPostgres => dice.time(ms(300)),
+            Blow::RestartRedis | Blow::EmptyRedis | Blow::EmptyAll => dice.time(ms(300)),
+            Blow::RestartPostgres | Blow::RestartPooler => dice.time(ms(300)),
             Blow::Master(..) => ms(300),
             _ => ms(100) + dice.time(ms(1300)),
+        }
+    }
+
+    /// How much of the time it needs, beside others.
+    fn share(self) -> u32 {
+        match self {
+            Blow::FlushScripts | Blow::Snapshot => 1,
+            Blow::RestartRedis | Blow::EmptyRedis | Blow::RestartPostgres | Blow::RestartPooler => 2,
+            _ => 4,
         }
     }
 
@@ -88,15 +115,28 @@ impl Blow {
             Blow::PauseRedis => world.redis().pause(),
             Blow::CutRelay => world.relay().cut(),
             Blow::HangRelay => world.relay().hang(),
+            Blow::CutNode(shard) | Blow::HangNode(shard) => {
+                let (old, _) = failovers::master_of(world.cluster(), shard);
+                let relay = world.nodes()[old].relay.as_ref().expect("a relay");
+                if matches!(self, Blow::CutNode(_)) {
+                    relay.cut();
+                } else {
+                    relay.hang();
+                }
+                return Struck::of(old);
+            }
             Blow::LoseReply(how) => {
-                let of_a_record = if world.redis.is_some() { ":r:" } else { ".records" };
-                world.relay().lose_reply_to(of_a_record, how);
+                let (marker, how) = marked_reply(world, how);
+                world.relays().for_each(|relay| relay.lose_reply_to(marker, how));
             }
             Blow::PausePostgres => world.postgres.as_ref().expect("a Postgres").pause(),
             Blow::RestartPostgres => world.postgres.as_mut().expect("a Postgres").kill(),
-            Blow::FlushScripts => drop(world.redis().command(&["SCRIPT", "FLUSH"]).await),
-            Blow::FillRedis => drop(world.redis().command(&["CONFIG", "SET", "maxmemory", "1"]).await),
-            Blow::RestartRedis => world.redis.as_mut().expect("a Redis").kill(),
+            Blow::PausePooler => world.pooler.as_ref().expect("a pooler").pause(),
+            Blow::RestartPooler => world.pooler.as_mut().expect("a pooler").kill(),
+            Blow::FlushScripts => world.tell_every_redis(&["SCRIPT", "FLUSH"]).await,
+            Blow::FillRedis => world.tell_every_redis(&["CONFIG", "SET", "maxmemory", "1"]).await,
+            Blow::RestartRedis | Blow::EmptyRedis => world.redis.as_mut().expect("a Redis").kill(),
+            Blow::EmptyAll => failovers::kill_all(world),
             Blow::Snapshot => drop(world.redis().command(&["SAVE"]).await),
         }
         Struck::default()
@@ -109,9 +149,17 @@ impl Blow {
             Blow::PauseProxy(n) => world.proxies[n].resume(),
             Blow::PauseRedis => world.redis().resume(),
             Blow::CutRelay | Blow::HangRelay => world.relay().mend(),
-            Blow::LoseReply(_) => world.relay().lose_nothing(),
-            Blow::FillRedis => drop(world.redis().command(&["CONFIG", "SET", "maxmemory", "0"]).await),
-            Blow::RestartRedis => world.redis.as_mut().expect("a Redis").restart().await,
+            Blow::CutNode(_) | Blow::HangNode(_) => {
+                world.nodes()[struck.old].relay.as_ref().expect("a relay").mend();
+                let cluster = world.cluster();
+                eventually("the replica to be back", async || cluster.is_whole().then_some(())).await;
+            }
+            Blow::LoseReply(_) => world.relays().for_each(Relay::lose_nothing),
+            Blow::FillRedis => world.tell_every_redis(&["CONFIG", "SET", "maxmemory", "0"]).await,
+            Blow::RestartRedis | Blow::EmptyRedis => world.redis.as_mut().expect("a Redis").restart().await,
+            Blow::EmptyAll => failovers::restart_all(world).await,
+            Blow::PausePooler => world.pooler.as_ref().expect("a pooler").resume(),
+            Blow::RestartPooler => world.pooler.as_mut().expect("a pooler").restart(),
             Blow::PausePostgres => world.postgres.as_ref().expect("a Postgres").resume(),
             Blow::RestartPostgres => world.postgres.as_mut().expect("a Postgres").restart(),
             Blow::FlushScripts | Blow::Snapshot => {}
@@ -124,6 +172,9 @@ impl Blow {
             Blow::Master(strike, _) => {
                 terms.outages.push(lasted);
                 if strike.can_lose(world) {
+                    terms.first_line.iter_mut().for_each(|emptied| emptied.push(lasted));
+                }
+                if kept != Kept::Everything && strike.can_lose(world) {
                     let since = lasted.from.saturating_sub(LAG);
                     terms.losses.push(Loss { since, when: lasted, claims: kept != Kept::Claims });
                 }
@@ -142,20 +193,41 @@ impl Blow {
                 terms.full.push(lasted);
                 terms.outages.push(lasted);
             }
-            Blow::RestartRedis => {
+            Blow::EmptyRedis | Blow::EmptyAll => {
                 terms.outages.push(lasted);
-                match kept {
-                    Kept::InProcess | Kept::Nothing => {
-                        terms.losses.push(Loss { since: Duration::ZERO, when: lasted, claims: true });
-                    }
-                    Kept::UntilSnapshot(since) => terms.losses.push(Loss { since, when: lasted, claims: true }),
-                    Kept::Everything | Kept::Claims | Kept::Replicated => {}
+                let since = if let Kept::UntilSnapshot(since) = kept { since } else { Duration::ZERO };
+                terms.first_line.iter_mut().for_each(|emptied| emptied.push(lasted));
+                // A second line keeps what Redis forgets.
+                if kept != Kept::Everything {
+                    terms.losses.push(Loss { since, when: lasted, claims: true });
                 }
             }
-            // A crash of Postgres keeps all that was answered.
+            // What was answered is in its log.
+            Blow::RestartRedis => terms.outages.push(lasted),
+            // A crash of Postgres keeps all that was answered, and a pooler has nothing to lose.
             Blow::PausePostgres | Blow::RestartPostgres => terms.outages.push(lasted),
+            Blow::PausePooler | Blow::RestartPooler => terms.outages.push(lasted),
             Blow::PauseRedis | Blow::CutRelay | Blow::HangRelay | Blow::LoseReply(_) => terms.outages.push(lasted),
+            Blow::CutNode(_) | Blow::HangNode(_) => terms.outages.push(lasted),
         }
+    }
+
+    /// Whether it may make another server the master.
+    fn changes_masters(self) -> bool {
+        matches!(self, Blow::Master(..) | Blow::EmptyAll)
+    }
+}
+
+/// What to look for in a message to lose its reply, and how. In TLS every record of data looks alike; what a replica is
+/// sent must not be swallowed in silence then, or it would wait for a minute.
+fn marked_reply(world: &World, how: LostReply) -> (&'static str, LostReply) {
+    let is_of_many = world.relay.is_none();
+    match (world.is_secured(), how) {
+        (true, LostReply::Silence) if is_of_many => ("\u{17}\u{3}\u{3}", LostReply::Cut),
+        (true, how) => ("\u{17}\u{3}\u{3}", how),
+        (false, how) if world.redis.is_none() && is_of_many => (":r:", how),
+        (false, how) if world.redis.is_none() => (".records", how),
+        (false, how) => (":r:", how),
     }
 }
 
@@ -202,6 +274,26 @@ pub(super) fn plan(dice: &mut Dice, kinds: &[Blow], length: Duration, certain: V
     planned
 }
 
+/// Each of these once between two moments, in a rolled order, one after the other on each target.
+pub(super) fn each(dice: &mut Dice, blows: &[Blow], from: Moment, until: Moment) -> Vec<Planned> {
+    let mut left = blows.to_vec();
+    let mut planned = Vec::new();
+    while let Some(target) = left.first().map(|blow| blow.target()) {
+        let (mut same, others) = left.into_iter().partition::<Vec<_>, _>(|blow| blow.target() == target);
+        left = others;
+        let whole: u32 = same.iter().map(|blow| blow.share()).sum();
+        let mut begin = from;
+        while !same.is_empty() {
+            let blow = same.swap_remove(dice.roll(same.len() as u64) as usize);
+            let slot = (until - from) * blow.share() / whole;
+            let at = begin + dice.time(slot / 4);
+            begin += slot;
+            planned.push(Planned { blow, from: at, until: (at + blow.length(dice)).min(begin - ms(10)) });
+        }
+    }
+    planned
+}
+
 /// Takes down the failovers that nobody asked for.
 pub(super) struct Unasked {
     seen: Option<u64>,
@@ -219,7 +311,10 @@ impl Unasked {
         if failovers::count(world) != self.seen {
             println!("a failover that nobody asked for: {when:?}");
             terms.outages.push(when);
-            terms.losses.push(Loss { since: when.from.saturating_sub(LAG), when, claims: kept != Kept::Claims });
+            let claims = kept != Kept::Claims;
+            let lost = (kept != Kept::Everything).then(|| Loss { since: when.from.saturating_sub(LAG), when, claims });
+            terms.losses.extend(lost);
+            terms.first_line.iter_mut().for_each(|emptied| emptied.push(when));
         }
         *self = Unasked::new(world, log);
     }
@@ -233,7 +328,8 @@ pub(super) async fn strike(
     mut kept: Kept,
     unasked: &mut Unasked,
 ) -> Terms {
-    let mut terms = Terms::default();
+    let first_line = world.has_second_line().then(Vec::new);
+    let mut terms = Terms { first_line, ..Terms::default() };
     let mut begun: Vec<(Moment, Struck)> = vec![Default::default(); plan.len()];
     let mut events: Vec<(Moment, bool, usize)> = Vec::new();
     for (n, planned) in plan.iter().enumerate() {
@@ -241,11 +337,13 @@ pub(super) async fn strike(
         events.push((planned.until, true, n));
     }
     events.sort();
+    // What takes longer than planned puts off the rest, which is to last as long as planned.
+    let mut late = Duration::ZERO;
     for (at, heals, n) in events {
-        tokio::time::sleep_until(log.at(at)).await;
+        tokio::time::sleep_until(log.at(at + late)).await;
         let blow = plan[n].blow;
         if !heals {
-            if matches!(blow, Blow::Master(..)) {
+            if blow.changes_masters() {
                 unasked.look(world, log, kept, &mut terms);
             }
             let now = log.now();
@@ -253,33 +351,17 @@ pub(super) async fn strike(
                 kept = Kept::UntilSnapshot(now);
             }
             begun[n] = (now, blow.begin(world).await);
+            late = late.max(log.now().saturating_sub(at));
             continue;
         }
         let (from, struck) = begun[n];
         blow.heal(world, struck).await;
+        late = late.max(log.now().saturating_sub(at));
         log.note_proxies(world);
         blow.add_to(&mut terms, Span { from, until: log.now() }, kept, world);
-        if matches!(blow, Blow::Master(..)) {
+        if blow.changes_masters() {
             *unasked = Unasked::new(world, log);
         }
     }
     terms
-}
-
-/// The blows that a store of this kind and its proxies can get.
-pub(super) fn kinds(store: Store, proxies: usize) -> Vec<Blow> {
-    let mut kinds = Vec::new();
-    for n in 0..proxies {
-        kinds.extend([Blow::KillProxy(n), Blow::KillProxy(n), Blow::PauseProxy(n)]);
-    }
-    let losses = [LostReply::Cut, LostReply::Silence, LostReply::Half].map(Blow::LoseReply);
-    if store == Store::Postgres {
-        kinds.extend(losses);
-        kinds.extend([Blow::CutRelay, Blow::HangRelay, Blow::PausePostgres, Blow::RestartPostgres]);
-    }
-    if store == Store::Redis {
-        let troubles = [Blow::PauseRedis, Blow::CutRelay, Blow::HangRelay, Blow::FlushScripts, Blow::FillRedis];
-        kinds.extend(losses.into_iter().chain(troubles).chain([Blow::RestartRedis, Blow::RestartRedis]));
-    }
-    kinds
 }

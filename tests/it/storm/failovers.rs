@@ -16,6 +16,9 @@ pub(super) enum Strike {
     CutOffAndKill,
     /// It stands still until a replica has taken over, and then believes for a while that it is the master.
     Pause,
+    /// Nothing reaches it, neither from callers nor from replicas and sentinels, until a replica has taken over; then it
+    /// believes for a while that it is the master.
+    CutOff,
     /// `SENTINEL FAILOVER` or `CLUSTER FAILOVER`.
     ByHand,
     /// A slot with all its keys moves to another master.
@@ -26,7 +29,7 @@ impl Strike {
     /// Whether the documents say that writes can be lost.
     pub(super) fn can_lose(self, world: &World) -> bool {
         match self {
-            Strike::Kill | Strike::CutOffAndKill | Strike::Pause => true,
+            Strike::Kill | Strike::CutOffAndKill | Strike::Pause | Strike::CutOff => true,
             // In a cluster the master waits for its replica.
             Strike::ByHand => world.watched_ref().is_some(),
             Strike::MoveSlot => false,
@@ -40,9 +43,16 @@ const SPLIT: Duration = Duration::from_secs(1);
 /// Who was struck, and who is to take over.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Struck {
-    old: usize,
+    pub(super) old: usize,
     new: usize,
     slot: u16,
+}
+
+impl Struck {
+    /// Of this server, with whom nobody changes places.
+    pub(super) fn of(old: usize) -> Struck {
+        Struck { old, ..Struck::default() }
+    }
 }
 
 /// Strikes the master of this shard.
@@ -79,11 +89,15 @@ pub(super) async fn heal(world: &mut World, strike: Strike, struck: Struck) {
             nodes[struck.old].resume();
             tokio::time::sleep(SPLIT).await;
         }
+        Strike::CutOff => {
+            nodes[struck.old].relay.as_ref().expect("a relay").mend();
+            tokio::time::sleep(SPLIT).await;
+        }
         Strike::ByHand | Strike::MoveSlot => {}
     }
     if !is_cluster {
         // The sentinels would do it after some seconds.
-        let port = nodes[new].port.to_string();
+        let port = nodes[new].known.to_string();
         nodes[struck.old].command(&["REPLICAOF", "127.0.0.1", &port]);
     }
     let old = &nodes[struck.old];
@@ -117,18 +131,46 @@ fn strike_watched(watched: &mut Watched, strike: Strike) -> Struck {
         Strike::Kill => watched.servers[old].kill(),
         Strike::CutOffAndKill => watched.servers[old].cut_off_replicas(),
         Strike::Pause => watched.servers[old].pause(),
+        Strike::CutOff => watched.servers[old].relay.as_ref().expect("a relay").cut(),
         Strike::ByHand | Strike::MoveSlot => {
             assert_eq!(watched.sentinels[0].command(&["SENTINEL", "FAILOVER", "main"]), "OK");
         }
     }
-    Struck { old, ..Struck::default() }
+    Struck::of(old)
+}
+
+/// The master of this shard and its slot.
+pub(super) fn master_of(cluster: &Cluster, shard: u8) -> (usize, u16) {
+    let key = format!("once:{{{shard:02x}}}:open");
+    let slot: u16 = cluster.nodes[0].command(&["CLUSTER", "KEYSLOT", &key]).parse().expect("a slot");
+    (cluster.master_of(slot, 0), slot)
+}
+
+/// Ends every server at once, as a power failure does.
+pub(super) fn kill_all(world: &mut World) {
+    let is_cluster = world.watched_ref().is_none();
+    let nodes = if is_cluster { &mut world.cluster().nodes } else { &mut world.watched().servers };
+    nodes.iter_mut().for_each(Node::kill);
+}
+
+/// Starts them again, without what they held, and waits until each knows its place.
+pub(super) async fn restart_all(world: &mut World) {
+    let is_cluster = world.watched_ref().is_none();
+    let nodes = if is_cluster { &mut world.cluster().nodes } else { &mut world.watched().servers };
+    for node in nodes {
+        node.restart().await;
+    }
+    if is_cluster {
+        let cluster = world.cluster();
+        eventually("the cluster to be whole again", async || cluster.is_whole().then_some(())).await;
+    } else {
+        world.watched().settle().await;
+    }
 }
 
 fn strike_cluster(cluster: &mut Cluster, strike: Strike, shard: u8) -> Struck {
-    let key = format!("once:{{{shard:02x}}}:open");
-    let slot: u16 = cluster.nodes[0].command(&["CLUSTER", "KEYSLOT", &key]).parse().expect("a slot");
-    let old = cluster.master_of(slot, 0);
-    let port = cluster.nodes[old].port.to_string();
+    let (old, slot) = master_of(cluster, shard);
+    let port = cluster.nodes[old].known.to_string();
     let replica = |node: &Node| node.info("role") == "slave" && node.info("master_port") == port;
     let other = |n: &usize| *n != old && cluster.nodes[*n].info("role") == "master";
     let new = match strike {
@@ -139,6 +181,8 @@ fn strike_cluster(cluster: &mut Cluster, strike: Strike, shard: u8) -> Struck {
     match strike {
         Strike::Kill | Strike::CutOffAndKill => cluster.nodes[old].kill(),
         Strike::Pause => cluster.nodes[old].pause(),
+        // The nodes of a cluster talk to each other by other ports than those of their clients.
+        Strike::CutOff => panic!("a node that is cut off is still there for the others"),
         Strike::ByHand => assert_eq!(cluster.nodes[new].command(&["CLUSTER", "FAILOVER"]), "OK"),
         Strike::MoveSlot => {
             cluster.begin_move(slot, old, new);

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, timeout};
 
-use crate::history::{Act, Answered, Call, Execution, Given, Key, Moment, Problem, Seen};
-use crate::support::{Answer, Connection, Request, World};
+use crate::history::{Act, Answered, Call, Execution, Given, Key, Moment, Problem, Seen, Span};
+use crate::support::{Answer, Connection, Request, World, ms};
 
 /// Where one proxy can be reached.
 #[derive(Clone, Copy)]
@@ -31,6 +31,7 @@ struct Inner {
     /// Which key a record is of, as callers were told.
     records: Mutex<BTreeMap<String, Key>>,
     proxies: Mutex<Vec<Reached>>,
+    without_store: Mutex<Vec<Span>>,
     over: AtomicBool,
 }
 
@@ -54,6 +55,7 @@ impl Log {
             acts: Mutex::default(),
             records: Mutex::default(),
             proxies: Mutex::default(),
+            without_store: Mutex::default(),
             over: AtomicBool::new(false),
         }))
     }
@@ -104,6 +106,25 @@ impl Log {
         self.0.executions.lock().unwrap()[number - 1].ended = Some(self.now());
     }
 
+    /// Takes down that the upstream is about to break off.
+    pub(super) fn note_break(&self, number: usize) {
+        self.0.executions.lock().unwrap()[number - 1].broken = Some(self.now());
+    }
+
+    /// Takes down that a proxy was without its store.
+    pub(super) fn note_without_store(&self, span: Span) {
+        let mut spans = self.0.without_store.lock().unwrap();
+        match spans.last_mut() {
+            Some(last) if span.from <= last.until + ms(1) => last.until = span.until,
+            _ => spans.push(span),
+        }
+    }
+
+    /// When a proxy was without its store.
+    pub(super) fn without_store(&self) -> Vec<Span> {
+        self.0.without_store.lock().unwrap().clone()
+    }
+
     /// Takes down what the operator did.
     pub(super) fn note_act(&self, act: Act) {
         self.0.acts.lock().unwrap().push(act);
@@ -117,6 +138,16 @@ impl Log {
     /// Marks a call as the last one with its key to its proxy.
     pub(super) fn mark_last(&self, call: usize) {
         self.0.calls.lock().unwrap().iter_mut().filter(|c| c.number == call).for_each(|c| c.last = true);
+    }
+
+    /// Takes every such mark away.
+    pub(super) fn mark_none_as_last(&self) {
+        self.0.calls.lock().unwrap().iter_mut().for_each(|call| call.last = false);
+    }
+
+    /// How many calls there were.
+    pub(super) fn calls(&self) -> usize {
+        self.0.calls.lock().unwrap().len()
     }
 
     /// Everything that was taken down.

@@ -6,9 +6,10 @@ use serde_json::Value;
 use tokio::task::JoinSet;
 
 use super::log::{Log, Wish};
+use super::storms::Storm;
 use crate::history::{Key, Left, Meaning, Seen};
 use crate::support::proxy::Proxy;
-use crate::support::{World, ms};
+use crate::support::{World, eventually, ms};
 
 /// How often a key is asked for that does not come to an end.
 const TRIES: usize = 60;
@@ -35,8 +36,12 @@ pub(super) async fn wait_for(world: &World, longest_attempt: Duration) {
     }
 }
 
-/// Asks every proxy about every key until it has come to an end.
-pub(super) async fn ask(log: &Log, keys: Vec<Key>, proxies: usize) {
+/// Asks every proxy about every key until it has come to an end. Says whether nothing stood in the way: on a machine that
+/// is busy enough an attempt of this very moment may have to give up, and what it leaves behind is not at rest.
+pub(super) async fn ask(log: &Log, keys: Vec<Key>, storm: &Storm) -> bool {
+    let (proxies, resends) = (storm.proxies, storm.resend_after.is_some());
+    log.mark_none_as_last();
+    let first = log.calls();
     let mut asked = JoinSet::new();
     for key in keys {
         // A few at a time: this is no storm any more.
@@ -47,7 +52,7 @@ pub(super) async fn ask(log: &Log, keys: Vec<Key>, proxies: usize) {
         asked.spawn(async move {
             for proxy in 0..proxies {
                 for request in [0, 1] {
-                    let ended = bring_to_an_end(&log, Wish { key, request, proxy, patience: None }).await;
+                    let ended = bring_to_an_end(&log, Wish { key, request, proxy, patience: None }, resends).await;
                     let other = matches!(&ended, Seen::Problem(problem) if problem.kind == "key-reused");
                     if !other {
                         break;
@@ -57,14 +62,21 @@ pub(super) async fn ask(log: &Log, keys: Vec<Key>, proxies: usize) {
         });
     }
     asked.join_all().await;
+    log.all().1[first..].iter().all(|call| match &call.seen {
+        Seen::Nothing => false,
+        Seen::Answer(answer) => answer.kept,
+        Seen::Problem(problem) => problem.retry != "same-key" && problem.status == 409 || problem.kind == "key-reused",
+    })
 }
 
-async fn bring_to_an_end(log: &Log, wish: Wish) -> Seen {
+async fn bring_to_an_end(log: &Log, wish: Wish, resends: bool) -> Seen {
     for left in (0..TRIES).rev() {
         let call = log.call(wish).await;
         let ended = match &call.seen {
             Seen::Nothing => false,
             Seen::Answer(answer) => Meaning::of(answer.given.status) == Meaning::Final,
+            // Told to come again while the attempt still runs, it has not come to an end.
+            Seen::Problem(problem) if problem.kind == "outcome-unknown" => problem.retry == "operator" && !resends,
             Seen::Problem(problem) => !matches!(
                 problem.kind.as_str(),
                 "request-in-progress" | "store-unavailable" | "upstream-unreachable" | "overloaded"
@@ -92,8 +104,13 @@ async fn open_records(proxy: &Proxy, query: &str) -> Vec<Value> {
     let mut records = Vec::new();
     let mut cursor = String::new();
     loop {
-        let answer = proxy.admin("GET", &format!("/records?route=pay&limit=50{query}{cursor}"), None).await;
-        assert_eq!(answer.status, 200, "{}", answer.shown());
+        // A busy machine may still let an operation time out.
+        let answer = eventually("the list of open records", async || {
+            let answer = proxy.admin("GET", &format!("/records?route=pay&limit=50{query}{cursor}"), None).await;
+            assert!(matches!(answer.status, 200 | 503), "{}", answer.shown());
+            (answer.status == 200).then_some(answer)
+        })
+        .await;
         let json = answer.json();
         records.extend_from_slice(json["records"].as_array().expect("a list of records"));
         match json["cursor"].as_str() {

@@ -28,7 +28,7 @@ pub(super) fn behave(seed: u64, log: &Log, request: &Received) -> Script {
         let gave = given(roll, key, number_of_all, &mut dice);
         behaviour = Some((roll, dice));
         let (call, request) = (number("X-Call") as usize, number("X-Request"));
-        Execution { number: number_of_all, key, request, call, begun: log.now(), ended: None, gave }
+        Execution { number: number_of_all, key, request, call, begun: log.now(), ended: None, broken: None, gave }
     });
     let (roll, dice) = behaviour.expect("it was just made");
     script(roll, dice, log, &execution)
@@ -57,6 +57,8 @@ fn script(roll: u64, mut dice: Dice, log: &Log, execution: &Execution) -> Script
     let Given { status, receipt, body } = &execution.gave;
     let whole = reply(*status).field("Content-Type", "application/json").field("X-Receipt", receipt).body(body);
     let (log, number) = (log.clone(), execution.number);
+    let of_break = log.clone();
+    let broken = Step::Note(Note(Arc::new(move || of_break.note_break(number))));
     let note = Step::Note(Note(Arc::new(move || log.note_end(number))));
     let whole = Script(vec![note.clone(), Step::Reply(whole)]);
     match roll {
@@ -65,9 +67,12 @@ fn script(roll: u64, mut dice: Dice, log: &Log, execution: &Execution) -> Script
         10 => whole,
         11 | 12 => whole.delayed(dice.time(ms(300))),
         13 => whole,
-        15 => Script::close().delayed(dice.time(ms(200))),
-        16 => Script::reset(),
-        17 => Script::bytes_then_close("HTTP/1.1 201 Created\r\nContent-Length: 100\r\n\r\nhalf"),
+        15 => Script(vec![broken, Step::Close]).delayed(dice.time(ms(200))),
+        16 => Script(vec![broken, Step::Reset]),
+        17 => {
+            let half = b"HTTP/1.1 201 Created\r\nContent-Length: 100\r\n\r\nhalf".to_vec();
+            Script(vec![broken, Step::Bytes(half), Step::Close])
+        }
         18 => Script::never(),
         // Later than the caller listens.
         19 => whole.delayed(ms(1000) + dice.time(ms(900))),

@@ -1,7 +1,7 @@
 //! A TCP relay in front of a store's server, or of each of them, that can be slow, lose a reply, break off, or hang.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -40,6 +40,14 @@ struct State {
     let_go: Gate,
 }
 
+/// Relays have a thread of their own: a test that waits for a server must not hold up what other servers say to each other.
+static RUNTIME: LazyLock<tokio::runtime::Handle> = LazyLock::new(|| {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let handle = runtime.handle().clone();
+    std::thread::spawn(move || runtime.block_on(std::future::pending::<()>()));
+    handle
+});
+
 /// The relay. Dropping it closes everything.
 pub(crate) struct Relay {
     pub(crate) address: SocketAddr,
@@ -52,18 +60,21 @@ pub(crate) struct Relay {
 
 impl Relay {
     /// Relays to `target`.
-    pub(crate) async fn start(target: SocketAddr) -> Relay {
-        Relay::before_each([target]).await
+    pub(crate) fn before(target: SocketAddr) -> Relay {
+        Relay::before_each([target])
     }
 
     /// Relays to several servers, which are slow, lose and hang as one.
-    pub(crate) async fn before_each(targets: impl IntoIterator<Item = SocketAddr>) -> Relay {
+    pub(crate) fn before_each(targets: impl IntoIterator<Item = SocketAddr>) -> Relay {
+        let _entered = RUNTIME.enter();
         let state =
             Arc::new(Mutex::new(State { delay: Duration::ZERO, lose_next: None, lost: 0, let_go: Gate::new() }));
         let mode = watch::Sender::new(Mode::Pass);
         let (mut addresses, mut tasks) = (Vec::new(), tokio::task::JoinSet::new());
         for target in targets {
-            let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+            listener.set_nonblocking(true).unwrap();
+            let listener = TcpListener::from_std(listener).unwrap();
             addresses.push(listener.local_addr().unwrap());
             tasks.spawn(accept(listener, target, mode.clone(), state.clone()));
         }

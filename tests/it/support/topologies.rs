@@ -1,12 +1,14 @@
 //! Redis as it is run in production: a cluster of six nodes, a master with replicas and sentinels. Real servers on free
 //! ports, ended with the test or with the process that runs it.
 
+use std::net::{Ipv4Addr, SocketAddr};
 use std::process::Child;
 
 use crate::redis_server::{self, ask, free_port};
 
 use super::eventually;
 use super::proxy::signal;
+use super::relay::Relay;
 
 /// One server of a topology.
 pub(crate) struct Node {
@@ -14,16 +16,21 @@ pub(crate) struct Node {
     pub(crate) port: u16,
     /// Where it listens with TLS, if it does.
     pub(crate) tls_port: u16,
+    /// The port under which the others and the proxies know it: one of the two, or that of its relay.
+    pub(crate) known: u16,
+    /// What everybody but the test reaches it by, if they do.
+    pub(crate) relay: Option<Relay>,
     child: Child,
     dir: tempfile::TempDir,
     settings: Vec<String>,
 }
 
 impl Node {
-    fn begin(dir: tempfile::TempDir, port: u16, tls_port: u16, settings: Vec<String>) -> Node {
+    fn begin(dir: tempfile::TempDir, place: Place, settings: Vec<String>) -> Node {
+        let Place { port, tls_port, known, relay, .. } = place;
         let words: Vec<&str> = settings.iter().map(String::as_str).collect();
         let child = redis_server::begin(dir.path(), port, &words);
-        Node { port, tls_port, child, dir, settings }
+        Node { port, tls_port, known, relay, child, dir, settings }
     }
 
     /// The answer to one command, as text: of a list the elements, one a line.
@@ -42,11 +49,6 @@ impl Node {
     pub(crate) fn errors(&self, code: &str) -> u64 {
         let counted = self.info(&format!("errorstat_{code}"));
         counted.strip_prefix("count=").map_or(0, |count| count.parse().unwrap())
-    }
-
-    /// The port under which the others know it.
-    fn known_as(&self, tls: bool) -> u16 {
-        if tls { self.tls_port } else { self.port }
     }
 
     /// Whether it answers.
@@ -88,12 +90,6 @@ impl Node {
     pub(crate) fn let_replicas_in(&self) {
         assert_eq!(self.command(&["ACL", "SETUSER", "default", "+psync"]), "OK");
     }
-
-    /// Gives the user of the proxies these rights.
-    fn add_user(&self, rights: &str) {
-        let rule: Vec<&str> = ["ACL", "SETUSER", "onceproxy"].into_iter().chain(rights.split_whitespace()).collect();
-        assert_eq!(self.command(&rule), "OK");
-    }
 }
 
 impl Drop for Node {
@@ -102,13 +98,23 @@ impl Drop for Node {
     }
 }
 
-/// What is asked of those who connect.
+/// Where a server is to be: free ports, and a relay before it if there is to be one.
+struct Place {
+    port: u16,
+    bus: u16,
+    tls_port: u16,
+    known: u16,
+    relay: Option<Relay>,
+}
+
+/// What is asked of those who connect, and by which way they come.
 #[derive(Clone, Default)]
 pub(crate) struct Entry {
     /// Settings of a server that listens with TLS.
     tls: Vec<String>,
-    /// Rights of the user `onceproxy` at the servers, and at the sentinels; its password is `secret`.
+    /// Rights of the user `onceproxy` at the servers, and at the sentinels.
     rights: Option<(String, String)>,
+    relayed: bool,
 }
 
 impl Entry {
@@ -116,7 +122,7 @@ impl Entry {
     pub(crate) fn tls(cert: &str, key: &str, ca: &str) -> Entry {
         let words =
             ["--tls-cert-file", cert, "--tls-key-file", key, "--tls-ca-cert-file", ca, "--tls-auth-clients", "no"];
-        Entry { tls: words.map(str::to_owned).to_vec(), rights: None }
+        Entry { tls: words.map(str::to_owned).to_vec(), ..Entry::default() }
     }
 
     /// With a user of these rights.
@@ -125,7 +131,22 @@ impl Entry {
         self
     }
 
-    fn settings(&self, of_kind: &[&str], tls_port: u16) -> Vec<String> {
+    /// By a relay before each server that has data.
+    pub(crate) fn relayed(mut self) -> Entry {
+        self.relayed = true;
+        self
+    }
+
+    fn place(&self, relayed: bool) -> Place {
+        let (port, bus, tls_port) = (free_port(), free_port(), free_port());
+        let own = if self.tls.is_empty() { port } else { tls_port };
+        let relay = relayed.then(|| Relay::before(SocketAddr::from((Ipv4Addr::LOCALHOST, own))));
+        let known = relay.as_ref().map_or(own, |relay| relay.address.port());
+        Place { port, bus, tls_port, known, relay }
+    }
+
+    /// What a server with TLS is told, its links to other servers included.
+    pub(crate) fn tls_settings(&self, of_kind: &[&str], tls_port: u16) -> Vec<String> {
         if self.tls.is_empty() {
             return Vec::new();
         }
@@ -136,6 +157,25 @@ impl Entry {
             .chain(kind)
             .collect()
     }
+
+    /// What a server with data is told about the user of the proxies.
+    pub(crate) fn user_settings(&self) -> Vec<String> {
+        self.rights.as_ref().map(|(rights, _)| user(rights)).unwrap_or_default()
+    }
+
+    fn user_settings_of_sentinels(&self) -> Vec<String> {
+        self.rights.as_ref().map(|(_, rights)| user(rights)).unwrap_or_default()
+    }
+}
+
+fn user(rights: &str) -> Vec<String> {
+    ["--user", "onceproxy"].into_iter().chain(rights.split_whitespace()).map(str::to_owned).collect()
+}
+
+/// `--name port`, as a server is to tell others where it is.
+fn announced(name: &str, place: &Place) -> Vec<String> {
+    let told = [name.to_owned(), place.known.to_string()];
+    if place.relay.is_some() { told.to_vec() } else { Vec::new() }
 }
 
 /// Three masters with a replica each. Node `n + 3` is the replica of node `n` to begin with.
@@ -164,14 +204,14 @@ impl Cluster {
 
     /// The cluster is written into the files of its nodes, so that they need not meet each other first.
     async fn try_start(entry: &Entry) -> Option<Cluster> {
-        let ports: Vec<[u16; 3]> = (0..6).map(|_| [free_port(), free_port(), free_port()]).collect();
+        let places: Vec<Place> = (0..6).map(|_| entry.place(entry.relayed)).collect();
+        let known: Vec<(u16, u16)> = places.iter().map(|place| (place.known, place.bus)).collect();
         let id = |n: usize| format!("{:040x}", n + 1);
         let mut nodes = Vec::new();
-        for (me, [port, bus, tls_port]) in ports.iter().copied().enumerate() {
+        for (me, place) in places.into_iter().enumerate() {
             let dir = tempfile::tempdir().unwrap();
             let mut file = String::new();
-            for (n, [port, bus, tls_port]) in ports.iter().enumerate() {
-                let port = if entry.tls.is_empty() { port } else { tls_port };
+            for (n, (port, bus)) in known.iter().enumerate() {
                 let myself = if n == me { "myself," } else { "" };
                 let role = if n < 3 { format!("{myself}master -") } else { format!("{myself}slave {}", id(n - 3)) };
                 let slots = SLOTS.get(n).map(|(from, to)| format!(" {from}-{to}")).unwrap_or_default();
@@ -180,14 +220,18 @@ impl Cluster {
             }
             file.push_str("vars currentEpoch 3 lastVoteEpoch 0\n");
             std::fs::write(dir.path().join("nodes.conf"), file).unwrap();
-            let bus = bus.to_string();
+            let bus = place.bus.to_string();
             let usual = ["--cluster-enabled", "yes", "--cluster-node-timeout", "1000", "--cluster-port", &bus];
             let more = ["--repl-diskless-sync-delay", "0", "--cluster-allow-replica-migration", "no"];
             let rest = ["--cluster-require-full-coverage", "no"];
             let mut settings: Vec<String> =
                 usual.iter().chain(&more).chain(&rest).map(|word| (*word).to_owned()).collect();
-            settings.extend(entry.settings(&["--tls-cluster", "yes", "--tls-replication", "yes"], tls_port));
-            nodes.push(Node::begin(dir, port, tls_port, settings));
+            let tls = ["--tls-cluster", "yes", "--tls-replication", "yes"];
+            settings.extend(entry.tls_settings(&tls, place.tls_port));
+            let tls = if entry.tls.is_empty() { "" } else { "tls-" };
+            settings.extend(announced(&format!("--cluster-announce-{tls}port"), &place));
+            settings.extend(entry.user_settings());
+            nodes.push(Node::begin(dir, place, settings));
         }
         let mut cluster = Cluster { nodes, tls: !entry.tls.is_empty() };
         let came_up = eventually("the cluster to be whole", async || {
@@ -197,9 +241,6 @@ impl Cluster {
             cluster.is_whole().then_some(true)
         })
         .await;
-        if let Some((rights, _)) = &entry.rights {
-            cluster.nodes.iter().for_each(|node| node.add_user(rights));
-        }
         came_up.then_some(cluster)
     }
 
@@ -218,7 +259,7 @@ impl Cluster {
 
     /// The places of its nodes, as in a URL.
     pub(crate) fn places(&self) -> String {
-        list(self.nodes.iter().map(|node| node.known_as(self.tls)))
+        list(&self.nodes)
     }
 
     /// The node that is master of this slot, by what `node` says.
@@ -236,7 +277,7 @@ impl Cluster {
             let words: Vec<&str> = line.split(' ').collect();
             words[2].contains("master") && !words[2].contains("fail") && words[8..].iter().any(|range| is_of(range))
         })?;
-        Some(self.nodes.iter().position(|node| line.contains(&format!(":{}@", node.port))).expect("one of ours"))
+        Some(self.nodes.iter().position(|node| line.contains(&format!(":{}@", node.known))).expect("one of ours"))
     }
 
     /// How often all nodes together answered with this error.
@@ -254,7 +295,7 @@ impl Cluster {
     /// Moves the keys of a slot that are there now and match.
     pub(crate) fn move_keys(&self, slot: u16, from: usize, to: usize, matching: impl Fn(&str) -> bool) {
         let keys = self.nodes[from].command(&["CLUSTER", "GETKEYSINSLOT", &slot.to_string(), "100000"]);
-        let port = self.nodes[to].port.to_string();
+        let port = if self.tls { self.nodes[to].tls_port } else { self.nodes[to].port }.to_string();
         for key in keys.lines().filter(|key| matching(key)) {
             let moved = self.nodes[from].command(&["MIGRATE", "127.0.0.1", &port, key, "0", "5000"]);
             assert!(moved == "OK" || moved == "NOKEY", "{key}: {moved}");
@@ -300,7 +341,6 @@ pub(crate) struct Watched {
     /// The first is the master to begin with.
     pub(crate) servers: Vec<Node>,
     pub(crate) sentinels: Vec<Node>,
-    tls: bool,
 }
 
 impl Watched {
@@ -320,23 +360,25 @@ impl Watched {
     }
 
     async fn try_start(entry: &Entry) -> Option<Watched> {
-        let tls = !entry.tls.is_empty();
-        let ports: Vec<[u16; 2]> = (0..6).map(|_| [free_port(), free_port()]).collect();
-        let master = ports[0][usize::from(tls)].to_string();
+        let places: Vec<Place> = (0..3).map(|_| entry.place(entry.relayed)).collect();
+        let master = places[0].known.to_string();
         let mut servers = Vec::new();
-        for (n, [port, tls_port]) in ports[..3].iter().copied().enumerate() {
+        for (n, place) in places.into_iter().enumerate() {
             let mut settings = vec!["--repl-diskless-sync-delay".to_owned(), "0".to_owned()];
-            settings.extend(entry.settings(&["--tls-replication", "yes"], tls_port));
+            settings.extend(entry.tls_settings(&["--tls-replication", "yes"], place.tls_port));
+            settings.extend(announced("--replica-announce-port", &place));
+            settings.extend(entry.user_settings());
             if n > 0 {
                 settings.extend(["--replicaof", "127.0.0.1", &master].map(str::to_owned));
             }
-            servers.push(Node::begin(tempfile::tempdir().unwrap(), port, tls_port, settings));
+            servers.push(Node::begin(tempfile::tempdir().unwrap(), place, settings));
         }
-        let mut watched = Watched { servers, sentinels: Vec::new(), tls };
+        let mut watched = Watched { servers, sentinels: Vec::new() };
         if !watched.came_up().await {
             return None;
         }
-        for [port, tls_port] in &ports[3..] {
+        for _ in 0..3 {
+            let place = entry.place(false);
             let dir = tempfile::tempdir().unwrap();
             let file = dir.path().join("sentinel.conf");
             let watch = format!(
@@ -345,17 +387,11 @@ impl Watched {
             );
             std::fs::write(&file, watch).unwrap();
             let mut settings = vec![file.to_str().unwrap().to_owned(), "--sentinel".to_owned()];
-            settings.extend(entry.settings(&["--tls-replication", "yes"], *tls_port));
-            watched.sentinels.push(Node::begin(dir, *port, *tls_port, settings));
+            settings.extend(entry.tls_settings(&["--tls-replication", "yes"], place.tls_port));
+            settings.extend(entry.user_settings_of_sentinels());
+            watched.sentinels.push(Node::begin(dir, place, settings));
         }
-        if !watched.came_up().await {
-            return None;
-        }
-        if let Some((rights, rights_at_sentinels)) = &entry.rights {
-            watched.servers.iter().for_each(|node| node.add_user(rights));
-            watched.sentinels.iter().for_each(|node| node.add_user(rights_at_sentinels));
-        }
-        Some(watched)
+        watched.came_up().await.then_some(watched)
     }
 
     async fn came_up(&mut self) -> bool {
@@ -389,21 +425,48 @@ impl Watched {
 
     /// The places of the sentinels, as in a URL.
     pub(crate) fn places(&self) -> String {
-        list(self.sentinels.iter().map(|node| node.known_as(self.tls)))
+        list(&self.sentinels)
     }
 
     /// Waits until the sentinels have made another server the master, and returns which.
     pub(crate) async fn failed_over(&self, before: usize) -> usize {
         eventually("the sentinels to name another master", async || {
-            let named = self.sentinels[0].command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"]);
-            let port: u16 = named.lines().nth(1)?.parse().ok()?;
-            let new = self.servers.iter().position(|node| port == node.known_as(self.tls))?;
+            let new = self.named()?;
             (new != before && self.servers[new].info("role") == "master").then_some(new)
         })
         .await
     }
+
+    /// The server that the sentinels name, `None` while they name none of ours.
+    fn named(&self) -> Option<usize> {
+        let named = self.sentinels[0].command(&["SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"]);
+        let port: u16 = named.lines().nth(1)?.parse().ok()?;
+        self.servers.iter().position(|node| port == node.known)
+    }
+
+    /// Makes all other servers replicas of the one that the sentinels name, which they would do themselves after some
+    /// seconds, and waits until they have its data.
+    pub(crate) async fn settle(&self) {
+        eventually("all servers to follow the one that the sentinels name", async || {
+            let master = &self.servers[self.named()?];
+            let known = master.known.to_string();
+            if !master.answers() {
+                return None;
+            }
+            if master.info("role") != "master" {
+                // It was started with the settings of its first day.
+                master.command(&["REPLICAOF", "NO", "ONE"]);
+            }
+            let others = || self.servers.iter().filter(|node| node.known != master.known);
+            for node in others().filter(|node| node.answers() && node.info("master_port") != known) {
+                node.command(&["REPLICAOF", "127.0.0.1", &known]);
+            }
+            others().all(|node| node.info("master_link_status") == "up").then_some(())
+        })
+        .await;
+    }
 }
 
-fn list(ports: impl Iterator<Item = u16>) -> String {
-    ports.map(|port| format!("127.0.0.1:{port}")).collect::<Vec<_>>().join(",")
+fn list(nodes: &[Node]) -> String {
+    nodes.iter().map(|node| format!("127.0.0.1:{}", node.known)).collect::<Vec<_>>().join(",")
 }

@@ -12,10 +12,11 @@ use super::eventually;
 use super::proxy::Proxy;
 use super::redis::RedisServer;
 use super::relay::Relay;
-use super::topologies::{Cluster, Watched};
+use super::secured::{PASSWORD, Secured, USER};
+use super::topologies::{Cluster, Node, Watched};
 use super::upstream::Upstream;
 use crate::contract;
-use crate::postgres_server::{ADMIN, DATABASE, PostgresServer, fresh_schema};
+use crate::postgres_server::{ADMIN, DATABASE, PgBouncer, PostgresServer, fresh_schema};
 
 /// Which store a scenario runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,6 +65,15 @@ impl Store {
         Store::SecondLine
     }
 
+    /// The line of docs/stores.md under which the least rights on it stand.
+    fn rights(self) -> &'static str {
+        match self {
+            Store::Cluster => "On a cluster:",
+            Store::Sentinel => "Behind sentinels:",
+            _ => "One server:",
+        }
+    }
+
     /// A part of the message by which a claim reaches the server, and no other message does.
     pub(crate) fn claims_by(self) -> &'static str {
         match self {
@@ -105,6 +115,9 @@ pub(crate) struct Builder {
     proxies: usize,
     relayed: bool,
     second_line: bool,
+    relayed_each: bool,
+    secured: bool,
+    pooled: bool,
     cold: bool,
     upstream_closed: bool,
     redis: &'static [&'static str],
@@ -161,6 +174,14 @@ impl Builder {
         self
     }
 
+    /// The same, but where there are several servers with data each has a relay of its own, which other servers come by
+    /// as well.
+    pub(crate) fn relayed_each(mut self) -> Builder {
+        self.relayed_each = matches!(self.store, Store::Cluster | Store::Sentinel);
+        self.relayed = !self.relayed_each;
+        self
+    }
+
     /// With a relay between the proxies and Redis, each node of a cluster, or Postgres.
     pub(crate) fn relayed(mut self) -> Builder {
         self.relayed = true;
@@ -179,6 +200,18 @@ impl Builder {
         self
     }
 
+    /// Redis with TLS, and a user who may do no more than the documents say.
+    pub(crate) fn secured(mut self) -> Builder {
+        self.secured = true;
+        self
+    }
+
+    /// Postgres through PgBouncer in transaction mode.
+    pub(crate) fn pooled(mut self) -> Builder {
+        self.pooled = true;
+        self
+    }
+
     /// With an upstream that refuses connections until it is opened.
     pub(crate) fn upstream_closed(mut self) -> Builder {
         self.upstream_closed = true;
@@ -189,18 +222,31 @@ impl Builder {
     pub(crate) async fn start(self) -> World {
         let folder = tempfile::tempdir().unwrap();
         let upstream = if self.upstream_closed { Upstream::closed() } else { Upstream::start() };
+        let secured = self.secured.then(|| Secured::new(self.store.rights()));
+        let mut entry = secured.as_ref().map(|secured| secured.entry.clone()).unwrap_or_default();
+        if self.relayed_each {
+            entry = entry.relayed();
+        }
         let (mut redis, mut cluster, mut watched) = (None, None, None);
         match self.store {
             Store::Memory | Store::Disk | Store::Postgres | Store::PostgresSchema => {}
-            Store::Redis | Store::SecondLine => redis = Some(RedisServer::start(self.redis).await),
-            Store::Cluster => cluster = Some(Cluster::start().await),
-            Store::Sentinel => watched = Some(Watched::start().await),
+            Store::Redis | Store::SecondLine => {
+                let entry = Some(&entry).filter(|_| self.secured);
+                redis = Some(RedisServer::start_with(self.redis, entry).await);
+            }
+            Store::Cluster => cluster = Some(Cluster::start_with(&entry).await),
+            Store::Sentinel => watched = Some(Watched::start_with(&entry).await),
         }
         let has_postgres = self.store == Store::Postgres || self.second_line;
         let postgres = has_postgres.then(|| PostgresServer::start(&[]));
         if let Some(postgres) = &postgres {
             onceproxy::store::init(&settings_of(postgres)).await.unwrap();
         }
+        // A server that was away is tried again soon: by default only after 15 s.
+        let pooler = postgres
+            .as_ref()
+            .filter(|_| self.pooled)
+            .map(|postgres| PgBouncer::before(postgres, "server_login_retry = 1"));
         let shares_postgres = matches!(self.store, Store::PostgresSchema | Store::SecondLine);
         let schema = shares_postgres.then(fresh_schema);
         if let Some(schema) = &schema {
@@ -208,17 +254,18 @@ impl Builder {
             onceproxy::store::init(&settings).await.unwrap();
         }
         let server = match self.store {
+            Store::Postgres if self.pooled => pooler.as_ref().map(PgBouncer::address),
             Store::Postgres => postgres.as_ref().map(PostgresServer::address),
             Store::PostgresSchema => Some(PostgresServer::shared().address()),
-            _ => redis.as_ref().map(|redis| redis.address),
+            _ => redis.as_ref().map(|redis| redis.reached),
         };
         let relay = match (server, &cluster) {
-            (Some(server), _) if self.relayed => Some(Relay::start(server).await),
+            (Some(server), _) if self.relayed => Some(Relay::before(server)),
             (None, Some(cluster)) if self.relayed => Some(before_nodes(cluster).await),
             _ => None,
         };
         let server = relay.as_ref().map(|relay| relay.address).or(server);
-        let url = match self.store {
+        let mut url = match self.store {
             Store::Memory => "memory:".to_owned(),
             Store::Disk => format!("disk:{}", folder.path().join("data").display()),
             Store::Redis | Store::SecondLine => format!("redis://{}", server.unwrap()),
@@ -227,9 +274,13 @@ impl Builder {
             Store::Cluster => cluster.as_ref().map(Cluster::url).unwrap(),
             Store::Sentinel => watched.as_ref().map(Watched::url).unwrap(),
         };
+        if secured.is_some() {
+            url = url.replacen("redis", "rediss", 1).replacen("://", &format!("://{USER}:{PASSWORD}@"), 1);
+        }
         let mut world = World {
             proxies: Vec::new(),
             relay,
+            pooler,
             redis,
             cluster,
             watched,
@@ -238,9 +289,17 @@ impl Builder {
             upstream,
             config: folder.path().join("onceproxy.toml"),
             folder,
+            secured,
             settings: self,
         };
         world.settings.store_lines.set(&format!("url = \"{url}\""));
+        if let Some(secured) = &world.secured {
+            world.settings.store_lines.set(&format!("ca_file = {:?}", secured.ca_file()));
+            if world.settings.store == Store::Sentinel {
+                let login = format!("sentinel_username = \"{USER}\"\nsentinel_password = \"{PASSWORD}\"");
+                world.settings.store_lines.set(&login);
+            }
+        }
         if let Some(schema) = &world.schema {
             world.settings.store_lines.set(&format!("prefix = \"{schema}\""));
         }
@@ -267,6 +326,7 @@ impl Builder {
 pub(crate) struct World {
     pub(crate) proxies: Vec<Proxy>,
     pub(crate) relay: Option<Relay>,
+    pub(crate) pooler: Option<PgBouncer>,
     pub(crate) redis: Option<RedisServer>,
     cluster: Option<Cluster>,
     watched: Option<Watched>,
@@ -275,6 +335,7 @@ pub(crate) struct World {
     pub(crate) upstream: Upstream,
     config: PathBuf,
     folder: tempfile::TempDir,
+    secured: Option<Secured>,
     settings: Builder,
 }
 
@@ -301,6 +362,9 @@ impl World {
             proxies: 1,
             relayed: false,
             second_line: false,
+            relayed_each: false,
+            secured: false,
+            pooled: false,
             cold: false,
             upstream_closed: false,
             redis: &[],
@@ -439,6 +503,38 @@ impl World {
         self.relay.as_ref().expect("a relayed world")
     }
 
+    /// All relays: that one, or those before each server.
+    pub(crate) fn relays(&self) -> impl Iterator<Item = &Relay> {
+        self.relay.iter().chain(self.nodes().iter().filter_map(|node| node.relay.as_ref()))
+    }
+
+    /// The servers of the cluster, or those that the sentinels watch; none where there is one Redis or none.
+    pub(crate) fn nodes(&self) -> &[Node] {
+        match (&self.cluster, &self.watched) {
+            (Some(cluster), _) => &cluster.nodes,
+            (_, Some(watched)) => &watched.servers,
+            _ => &[],
+        }
+    }
+
+    /// Asks every Redis of this world, the replicas too.
+    pub(crate) async fn tell_every_redis(&self, words: &[&str]) {
+        if let Some(redis) = &self.redis {
+            redis.command(words).await;
+        }
+        self.nodes().iter().for_each(|node| drop(node.command(words)));
+    }
+
+    /// Whether a Postgres stands behind Redis.
+    pub(crate) fn has_second_line(&self) -> bool {
+        self.settings.second_line
+    }
+
+    /// Whether the proxies talk to Redis by TLS.
+    pub(crate) fn is_secured(&self) -> bool {
+        self.secured.is_some()
+    }
+
     /// The settings' file.
     pub(crate) fn config(&self) -> &Path {
         &self.config
@@ -522,7 +618,7 @@ impl World {
 
 /// A relay before each node, under whose address the cluster sends whoever asks for it.
 async fn before_nodes(cluster: &Cluster) -> Relay {
-    let relay = Relay::before_each(cluster.nodes.iter().map(|node| ([127, 0, 0, 1], node.port).into())).await;
+    let relay = Relay::before_each(cluster.nodes.iter().map(|node| ([127, 0, 0, 1], node.port).into()));
     let ports: Vec<String> = relay.addresses.iter().map(|address| address.port().to_string()).collect();
     for (node, port) in cluster.nodes.iter().zip(&ports) {
         assert_eq!(node.command(&["CONFIG", "SET", "cluster-announce-port", port]), "OK");

@@ -6,8 +6,8 @@ use onceproxy::config::store::{Redis, RedisTls, StoreConfig};
 
 use super::{Process, cluster_config, redis_of, sentinel_config};
 use crate::contract;
-use crate::support::tls::Authority;
-use crate::support::topologies::{Cluster, Entry, Watched};
+use crate::support::secured::{PASSWORD, Secured, USER};
+use crate::support::topologies::{Cluster, Watched};
 
 /// The suite through two processes, and the sweep when one of them is gone.
 pub(super) async fn keeps_the_contract(config: &StoreConfig) {
@@ -35,50 +35,19 @@ async fn a_master_behind_sentinels_keeps_the_contract() {
     keeps_the_contract(&sentinel_config(&watched)).await;
 }
 
-/// What docs/stores.md shows in the block that begins with this line, without the user's name and password.
-pub(super) fn documented(first: &str) -> String {
-    let docs = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/stores.md")).unwrap();
-    let rights = docs
-        .lines()
-        .skip_while(|line| *line != first)
-        .find_map(|line| line.strip_prefix("ACL SETUSER onceproxy on >PASSWORD "));
-    format!("on >secret {}", rights.unwrap_or_else(|| panic!("no ACL under {first:?}")))
-}
-
-struct Secured {
-    entry: Entry,
-    authority: Authority,
-    _folder: tempfile::TempDir,
-}
-
-impl Secured {
-    fn new(rights: &str) -> Secured {
-        let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
-        authority.write("127.0.0.1", folder.path());
-        let text = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
-        let ca = authority.file().to_str().unwrap();
-        let entry = Entry::tls(&text("cert.pem"), &text("key.pem"), ca);
-        let entry = entry.user(rights, &documented("At the sentinels:"));
-        Secured { entry, authority, _folder: folder }
-    }
-
-    fn config(&self, url: &str) -> StoreConfig {
-        let tls = Some(RedisTls { ca_file: Some(self.authority.file().to_owned()), client: None });
-        let with_login = Redis {
-            tls,
-            username: Some("onceproxy".into()),
-            password: Some("secret".to_owned().into()),
-            ..redis_of(url)
-        };
-        contract::config(onceproxy::config::store::Backend::Redis(with_login))
-    }
+/// The settings of a store on such servers.
+fn config_of(secured: &Secured, url: &str) -> StoreConfig {
+    let tls = Some(RedisTls { ca_file: Some(secured.ca_file().to_owned()), client: None });
+    let (username, password) = (Some(USER.to_owned()), Some(PASSWORD.to_owned().into()));
+    let with_login = Redis { tls, username, password, ..redis_of(url) };
+    contract::config(onceproxy::config::store::Backend::Redis(with_login))
 }
 
 #[tokio::test]
 async fn a_cluster_keeps_it_with_tls_and_the_least_rights() {
-    let secured = Secured::new(&documented("On a cluster:"));
+    let secured = Secured::new("On a cluster:");
     let cluster = Cluster::start_with(&secured.entry).await;
-    keeps_the_contract(&secured.config(&cluster.url())).await;
+    keeps_the_contract(&config_of(&secured, &cluster.url())).await;
     for node in &cluster.nodes {
         assert_eq!(denied(&node.command(&["ACL", "LOG"])), Vec::<&str>::new());
     }
@@ -86,13 +55,13 @@ async fn a_cluster_keeps_it_with_tls_and_the_least_rights() {
 
 #[tokio::test]
 async fn a_master_behind_sentinels_keeps_it_with_tls_and_the_least_rights() {
-    let secured = Secured::new(&documented("Behind sentinels:"));
+    let secured = Secured::new("Behind sentinels:");
     let watched = Watched::start_with(&secured.entry).await;
-    let mut config = secured.config(&watched.url());
+    let mut config = config_of(&secured, &watched.url());
     let onceproxy::config::store::Backend::Redis(redis) = &mut config.backend else { panic!("not Redis") };
     let onceproxy::config::store::Topology::Sentinel(sentinels) = &mut redis.topology else { panic!("no sentinels") };
-    sentinels.username = Some("onceproxy".into());
-    sentinels.password = Some("secret".to_owned().into());
+    sentinels.username = Some(USER.into());
+    sentinels.password = Some(PASSWORD.to_owned().into());
     keeps_the_contract(&config).await;
     for node in watched.servers.iter().chain(&watched.sentinels) {
         assert_eq!(denied(&node.command(&["ACL", "LOG"])), Vec::<&str>::new());

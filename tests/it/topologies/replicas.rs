@@ -138,6 +138,25 @@ async fn a_claim_counts_when_enough_replicas_have_it() {
     }
 }
 
+/// The claim is there, and nobody says who has it: it must be known that it is to be given back.
+#[tokio::test]
+async fn a_grant_whose_wait_is_refused_is_given_back() {
+    let watched = Watched::start().await;
+    let rights = ["ACL", "SETUSER", "u", "on", ">p", "~once:*", "&once:*", "+@all", "-wait"];
+    assert_eq!(watched.servers[0].command(&rights), "OK");
+    let place = Place { host: "127.0.0.1".into(), port: watched.servers[0].port };
+    let mut redis = Redis::new(Topology::One(place));
+    (redis.username, redis.password) = (Some("u".into()), Some("p".to_owned().into()));
+    let store = quiet(&with_replicas(contract::config(Backend::Redis(redis)), 1));
+    let claim = claim_in(1);
+    let error = store.claim(&claim).await.unwrap_err();
+    assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Refused, true), "{error}");
+    assert!(error.message.contains("store.wait_replicas needs +wait"), "{error}");
+    assert!(store.get(&claim.id).await.unwrap().is_some());
+    store.release(&claim).await.unwrap();
+    assert_eq!(store.get(&claim.id).await.unwrap(), None);
+}
+
 #[tokio::test]
 async fn too_few_replicas_make_the_store_unready_and_say_why() {
     let watched = Watched::start().await;

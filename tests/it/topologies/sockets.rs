@@ -8,12 +8,13 @@ use onceproxy::config::store::StoreConfig;
 use onceproxy::config::{self, Sources};
 use onceproxy::store::StoreErrorKind;
 
-use super::contract_on_each::{denied, documented, keeps_the_contract};
+use super::contract_on_each::{denied, keeps_the_contract};
 use super::postgres;
 use super::{GRANTED, Process, claim_in, quiet};
 use crate::contract::until;
 use crate::postgres_server::{ADMIN, DATABASE, PostgresServer};
 use crate::redis_server::{self, RedisServer};
+use crate::support::secured::documented;
 
 /// Redis makes the socket in its own folder.
 const SETTINGS: [&str; 4] = ["--unixsocket", "redis.sock", "--unixsocketperm", "700"];
