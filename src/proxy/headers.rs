@@ -190,7 +190,7 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
     let dropped_key = key.filter(|_| route.forward_key != ForwardKey::Same).map(|_| key_headers(&route.key));
     let takes_trailers = route.upstream.http2 && takes_trailers(&fields);
     take_off(&mut fields, |name| {
-        is_hop_by_hop(name, &named)
+        (*name != HOST && is_hop_by_hop(name, &named))
             || match name.as_str() {
                 "expect" | "cache-status" | "idempotent-replayed" | "preference-applied" => true,
                 "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => {
@@ -218,9 +218,7 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
 /// Names the host: where the client has put it, if it is the client's.
 fn set_host(fields: &mut HeaderMap, route: &Route, head: &request::Parts, received: Option<&HeaderValue>) {
     let asked_for = match head.uri.authority() {
-        None if route.preserve_host && fields.contains_key(HOST) => return,
-        // `Connection` may name it, and it has been taken off.
-        None if route.preserve_host => received.cloned(),
+        None if route.preserve_host && received.is_some() => return,
         Some(authority) if route.preserve_host => HeaderValue::from_str(authority.as_str()).ok(),
         _ => None,
     };

@@ -439,7 +439,8 @@ mod tests {
         assert_eq!(
             report.to_string(),
             "version: 7.0.15, topology: one server, master with 2 replicas, 1 in step, min-replicas-to-write 1, \
-             persistence: appendonly yes, appendfsync everysec, snapshots none, eviction: noeviction, maxmemory 2 MiB"
+             persistence: appendonly yes, appendfsync everysec, snapshots none, eviction: noeviction, maxmemory 2 MiB, \
+             scripts: run"
         );
         assert!(Facts::read("loading:1\r\n").is_loading);
         assert!(!is_replica("slave_expires_tracked_keys"), "other lines begin alike");
