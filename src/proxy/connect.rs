@@ -39,7 +39,7 @@ pub async fn connect(
     }
     let upstream = open_tunnel(&host, port, tunnels, CONNECT_TIMEOUT).await.map_err(|error| {
         tracing::warn!(host, port, error = &error as &dyn std::error::Error, "tunnel not opened");
-        Problem::new(Kind::UpstreamUnreachable, format!("No tunnel was opened: {error}."))
+        Problem::new(Kind::UpstreamUnreachable, format!("No tunnel was opened: {}.", error.outline()))
     })?;
     let Passage { peer, held, idle, shared, .. } = passage;
     let client_ip = peer.ip.map(tracing::field::display);

@@ -8,10 +8,12 @@ use std::sync::OnceLock;
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout_at};
+use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
 use super::link::{Connection, Link, Unconnected};
-use super::statements::Param;
+use super::statements::{ECHO, Param};
+use crate::record::Token;
 use crate::store::{StoreError, StoreErrorKind};
 
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
@@ -93,7 +95,18 @@ async fn once(
     let connection = link.connection().await.map_err(|why| Failure::of_connecting(&why))?;
     // Nobody else sets it.
     let _ = carrier.set(connection.clone());
-    connection.client.query_typed(statement, params).await.map_err(|e| Failure::of(e.into()))
+    if !statement.contains(ECHO) {
+        return connection.client.query_typed(statement, params).await.map_err(|e| Failure::of(e.into()));
+    }
+    let number = i64::from_be_bytes(*Token::new().as_bytes().first_chunk().expect("a token has sixteen bytes"));
+    let mut params = params.to_vec();
+    params.push((&number, Type::INT8));
+    let rows = connection.client.query_typed(statement, &params).await.map_err(|e| Failure::of(e.into()))?;
+    let is_ours = |row: &Row| row.try_get("echo").is_ok_and(|echo: i64| echo == number);
+    if rows.is_empty() || !rows.iter().all(is_ours) {
+        return Err(Failure::Unreachable("the connection gave the answer to another question".into()));
+    }
+    Ok(rows)
 }
 
 /// What the driver or the network said.

@@ -12,6 +12,10 @@ const COLUMNS: &str = "r.hash, r.route, r.revision, r.version, r.encryption, r.s
                        r.status, r.fields, r.prior, r.tombstones, {body}";
 const NOW: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 
+/// In statements that must not be answered with the answer to another one: their last parameter comes back in every row.
+/// A pooler that loses its server in the middle of several statements can tell its client one answer too many or too few.
+pub(super) const ECHO: &str = " AS echo";
+
 /// A parameter with its type, since nobody is asked for it.
 pub(super) type Param<'a> = (&'a (dyn ToSql + Sync), Type);
 
@@ -64,7 +68,9 @@ impl Statements {
         );
         let whole = "r.body AS body, false AS left_out, r.body IS NOT NULL AS has_body";
         let with_body = |text: &str, body: &str| {
-            without_comments(text)
+            let text = without_comments(text);
+            let echo = format!("${}::bigint{ECHO}", parameters(&text) + 1);
+            text.replace("{echo}", &echo)
                 .replace("{columns}", COLUMNS)
                 .replace("{body}", body)
                 .replace("{told}", &without_comments(include_str!("sql/told.sql")))
@@ -105,6 +111,15 @@ impl Statements {
             schema: prefix.to_owned(),
         }
     }
+}
+
+/// How many parameters a statement has.
+fn parameters(text: &str) -> usize {
+    let numbers = text.split('$').skip(1).filter_map(|rest| {
+        let digits = rest.find(|c: char| !c.is_ascii_digit()).unwrap_or(rest.len());
+        rest[..digits].parse().ok()
+    });
+    numbers.max().unwrap_or(0)
 }
 
 /// Comments would travel with every request.

@@ -5,4 +5,4 @@
     WHERE r.hash = $1 AND r.revision = $2
     RETURNING r.hash
 )
-SELECT EXISTS (SELECT FROM done) AS done
+SELECT {echo}, EXISTS (SELECT FROM done) AS done

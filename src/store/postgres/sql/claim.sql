@@ -8,5 +8,5 @@
     ON CONFLICT (hash) DO NOTHING
     RETURNING r.hash
 )
-SELECT clock.now, EXISTS (SELECT FROM granted) AS done, {columns}
+SELECT {echo}, clock.now, EXISTS (SELECT FROM granted) AS done, {columns}
 FROM clock LEFT JOIN {schema}.records r ON r.hash = $1 AND NOT EXISTS (SELECT FROM granted)

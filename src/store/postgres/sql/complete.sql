@@ -7,5 +7,5 @@
     WHERE r.hash = $1 AND r.token = $2 AND r.state = 1 AND r.version = 1 AND r.encryption = 0
     RETURNING r.hash, r.route, r.watched
 ), told AS ({told})
-SELECT clock.now, EXISTS (SELECT FROM done) AS done, (SELECT count(*) FROM told) AS told, {columns}
+SELECT {echo}, clock.now, EXISTS (SELECT FROM done) AS done, (SELECT count(*) FROM told) AS told, {columns}
 FROM clock LEFT JOIN {schema}.records r ON r.hash = $1 AND NOT EXISTS (SELECT FROM done)

@@ -8,4 +8,4 @@
     ON CONFLICT (hash) DO NOTHING
     RETURNING r.hash
 )
-SELECT EXISTS (SELECT FROM done) AS done
+SELECT {echo}, EXISTS (SELECT FROM done) AS done

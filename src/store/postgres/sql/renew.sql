@@ -6,5 +6,5 @@
     WHERE r.hash = $1 AND r.token = $2 AND r.state = 1 AND r.moment > clock.now AND r.version = 1 AND r.encryption = 0
     RETURNING r.hash
 )
-SELECT clock.now, EXISTS (SELECT FROM done) AS done, {columns}
+SELECT {echo}, clock.now, EXISTS (SELECT FROM done) AS done, {columns}
 FROM clock LEFT JOIN {schema}.records r ON r.hash = $1 AND NOT EXISTS (SELECT FROM done)

@@ -11,4 +11,4 @@
     WHERE r.hash = $1 AND r.revision = $3
     RETURNING r.hash, r.route, r.watched
 ), told AS ({told})
-SELECT EXISTS (SELECT FROM done) AS done, (SELECT count(*) FROM told) AS told
+SELECT {echo}, EXISTS (SELECT FROM done) AS done, (SELECT count(*) FROM told) AS told

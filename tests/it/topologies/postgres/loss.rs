@@ -10,8 +10,10 @@ use super::*;
 const PASS: u8 = 0;
 const SWALLOW: u8 = 1;
 const CUT: u8 = 2;
+const AGAIN: u8 = 3;
 
-/// A relay before the server that can lose the next reply: swallow it, or cut the connection instead of passing it on.
+/// A relay before the server that can lose the next reply: swallow it, cut the connection instead of passing it on, or pass it on
+/// and give it once more in front of the one behind it.
 struct Relay {
     port: u16,
     next: Arc<AtomicU8>,
@@ -44,15 +46,40 @@ async fn pass_on(client: TcpStream, upstream: TcpStream, next: Arc<AtomicU8>) {
     let (mut from_client, mut to_client) = client.into_split();
     let (mut from_server, mut to_server) = upstream.into_split();
     let questions = tokio::spawn(async move { tokio::io::copy(&mut from_client, &mut to_server).await });
-    let mut buffer = vec![0; 64 * 1024];
+    let (mut buffer, mut again) = (vec![0; 64 * 1024], Vec::new());
     while let Ok(read @ 1..) = from_server.read(&mut buffer).await {
         match next.swap(PASS, Ordering::SeqCst) {
             SWALLOW => {}
             CUT => break,
-            _ => to_client.write_all(&buffer[..read]).await.unwrap(),
+            how => {
+                let mut passed = std::mem::take(&mut again);
+                passed.extend_from_slice(&buffer[..read]);
+                if how == AGAIN {
+                    again.clone_from(&passed);
+                }
+                if to_client.write_all(&passed).await.is_err() {
+                    break;
+                }
+            }
         }
     }
     questions.abort();
+}
+
+/// As poolers do it that lose their server in the middle of several statements.
+#[tokio::test]
+async fn the_answer_to_another_question_is_not_believed() {
+    let server = PostgresServer::shared();
+    let config = prepared(backend(server.port())).await;
+    let relay = Relay::before(server.port()).await;
+    let store = quiet(&StoreConfig { timeout: Duration::from_secs(3), ..through(&config, relay.port) });
+    let done = completed(&*store, &response(1)).await;
+    relay.lose_next(AGAIN);
+    assert_eq!(store.claim(&claim()).await.unwrap(), GRANTED);
+    assert!(relay.has_lost());
+    // Whose connection now has that grant for an answer.
+    replay(&*store, &done).await;
+    replay(&*store, &done).await;
 }
 
 #[tokio::test]
