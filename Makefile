@@ -3,6 +3,9 @@
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
 
+# Most tests wait for clocks and for other processes, so that there may be more of them than processors.
+export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
+
 .PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench fuzz check fmt clippy doc deps schema image static dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).

@@ -200,8 +200,7 @@ fn of_doubt(section: &Section<'_>, made: &Made) {
             "set on_unknown = \"hold\", or take \"fingerprint\" out of `key`",
         );
     }
-    let success = [Entry::Class(2), Entry::Class(3)];
-    let succeeded = |entry: &Entry| success.contains(entry) || matches!(entry, Entry::Exact(200..=399));
+    let succeeded = |entry: &Entry| matches!(entry, Entry::Class(2) | Entry::Exact(200..=299));
     if made.lists.release.iter().any(succeeded) {
         section.warning(
             "release",
