@@ -86,7 +86,8 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> RunError {
 /// read again from `sources` at SIGHUP, and when their file holds something else.
 ///
 /// # Errors
-/// If it cannot start, or can serve nobody any more. A stop that had to cut attempts off is not an error: each of them was doubted or released.
+/// If it cannot start, or can serve nobody any more. A stop that had to cut attempts off is not an error: each of them was
+/// doubted or released.
 pub fn run(loaded: Loaded, sources: Sources) -> Result<(), RunError> {
     let level = telemetry::start(&loaded.config.log)?;
     tracing::info!(

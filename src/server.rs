@@ -79,7 +79,8 @@ type BoxError = Box<dyn std::error::Error + Send + Sync>;
 /// Serves the connections that arrive in the inbox, each as a task of the current runtime, until the acceptor is gone
 /// and the last connection is closed. Dropping the future leaves its connections running; they end with the runtime.
 ///
-/// Each connection is greeted as its door says, within `header_timeout`. The service is called once for each request whose head is sound; others get 400 and their connection is closed.
+/// Each connection is greeted as its door says, within `header_timeout`. The service is called once for each request whose
+/// head is sound; others get 400 and their connection is closed.
 /// When `stop` is given, connections between two requests close at once, running requests get their answers with
 /// `Connection: close`, and requests that have begun to arrive are still served. There is no deadline for that: it is
 /// the caller's, who may drop the future. A service that panics costs its connection, nothing else.

@@ -116,8 +116,8 @@ fn tries_to_hand_back(claim: &Claim) -> Retries {
 
 /// The store did not answer, and so nothing was forwarded.
 pub fn unavailable(id: &RecordId) -> Problem {
-    let detail = "The store that guards this key did not answer, or refused. Nothing was forwarded, because a guess could execute \
-                  the request twice.";
+    let detail = "The store that guards this key did not answer, or refused. Nothing was forwarded, because a guess could \
+                  execute the request twice.";
     Problem::new(Kind::StoreUnavailable, detail).about(id)
 }
 
