@@ -25,7 +25,7 @@ enum Form {
 #[derive(Debug)]
 enum Verdict {
     Close,
-    Silent,
+    Shut,
     Refuse,
     Forward { method: Vec<u8>, target: Vec<u8>, body: Vec<u8>, last: bool },
 }
@@ -36,7 +36,7 @@ impl Verdict {
         let word = words.next().unwrap_or_default();
         match word {
             "close" => Verdict::Close,
-            "silent" => Verdict::Silent,
+            "shut" => Verdict::Shut,
             "refuse" => Verdict::Refuse,
             "pass" | "last" => {
                 let mut part = || unescape(words.next().unwrap_or_default(), None);
@@ -187,9 +187,10 @@ fn complaint(verdict: &Verdict, statuses: &[u16], received: &[Received]) -> Opti
     let marked = received.last().is_some_and(|last| last.target == "/marker");
     let before = if marked { &received[..received.len() - 1] } else { received };
     match verdict {
-        Verdict::Close | Verdict::Silent if !received.is_empty() => Some("something was forwarded".to_owned()),
+        Verdict::Close | Verdict::Shut if !received.is_empty() => Some("something was forwarded".to_owned()),
         Verdict::Close => (statuses.len() != 1 || !refused(&statuses[0])).then(|| "no plain refusal".to_owned()),
-        Verdict::Silent => (!statuses.is_empty()).then(|| "it was answered".to_owned()),
+        // HTTP/2's preface is shut out without a word if it is read in one piece, and as a bad request line otherwise.
+        Verdict::Shut => (statuses.len() > 1 || !statuses.iter().all(refused)).then(|| "no plain refusal".to_owned()),
         Verdict::Refuse if !before.is_empty() => Some("it was forwarded".to_owned()),
         Verdict::Refuse if !marked => Some("what stands behind it was lost".to_owned()),
         Verdict::Refuse => (statuses.len() != 2 || !refused(&statuses[0])).then(|| "no plain refusal".to_owned()),
