@@ -38,3 +38,5 @@ pub mod trace;
 pub mod telemetry;
 
 pub mod shutdown;
+
+pub mod alarm;

@@ -3,6 +3,7 @@
 //! `Core::steps` is that life on one screen; each step is a file of its name. From the claim on, the work runs in a
 //! counted task that a disconnecting client cannot cancel (`Attempt::run`); the client only listens to it.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,6 @@ pub mod key;
 
 pub mod fingerprint;
 
-pub mod alarm;
 mod attempt;
 pub mod claim;
 pub mod flights;
@@ -41,7 +41,6 @@ pub mod error;
 pub mod headers;
 pub mod notes;
 
-use self::alarm::Alarms;
 use self::attempt::Attempt;
 use self::body::{Body, Budget, Patience, Share};
 use self::claim::Looked;
@@ -59,6 +58,7 @@ use self::recent::Recent;
 use self::respond::Answer;
 use self::route::egress::{self, Destinations};
 use self::route::{Route, Routes};
+use crate::alarm::Alarms;
 use crate::config::{Config, Egress, Limits, OnDuplicate};
 use crate::metrics::{Metrics, RequestResult};
 use crate::record::{Fingerprint, Reason};
@@ -126,6 +126,8 @@ struct Core {
     store: Arc<dyn Store>,
     shared: Shared,
     body_timeout: Duration,
+    /// What bounds the waits for clients' bodies.
+    bodies: Alarms,
     /// Of clients' connections.
     idle_timeout: Duration,
     log_requests: bool,
@@ -219,6 +221,7 @@ impl Core {
             store,
             shared: shared.clone(),
             body_timeout: config.limits.body_timeout,
+            bodies: Alarms::default(),
             idle_timeout: config.limits.idle_timeout,
             log_requests: config.log.requests,
         })
@@ -238,6 +241,7 @@ impl Core {
             store,
             shared: self.shared.clone(),
             body_timeout: self.body_timeout,
+            bodies: Alarms::default(),
             idle_timeout: self.idle_timeout,
             log_requests: self.log_requests,
         }
@@ -331,7 +335,7 @@ impl Core {
             return Ok(answer);
         }
         let max = route.config.max_request_body;
-        let patience = Patience { within: self.body_timeout, stopping: &self.shared.stopping };
+        let patience = Patience { within: self.body_timeout, stopping: &self.shared.stopping, alarms: &self.bodies };
         let body = body::read(head, body, max, patience, &self.shared.buffered).await?;
         let fingerprint = self.policies[route.index]
             .fingerprint(head, &body.bytes)
@@ -430,18 +434,19 @@ impl Core {
             notes: keyed.notes.clone(),
         });
         tokio::spawn(Box::pin(attempt.run(lead, Caller::new(sender))));
-        match tokio::time::timeout(keyed.route.config.timeout, receiver).await {
-            Ok(Ok(Delivery::Concluded(conclusion))) => Ok(keyed.first(conclusion)),
-            Ok(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),
-            Ok(Ok(Delivery::Elsewhere(seat))) => {
+        let listening = keyed.route.alarms.bound(Instant::now() + keyed.route.config.timeout, pin!(receiver)).await;
+        match listening {
+            Some(Ok(Delivery::Concluded(conclusion))) => Ok(keyed.first(conclusion)),
+            Some(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),
+            Some(Ok(Delivery::Elsewhere(seat))) => {
                 keyed.let_go();
                 let joined = self.join(&keyed, seat).await;
                 Ok(keyed.joined(joined))
             }
-            Ok(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
+            Some(Err(_)) => Err(Problem::doubted(&keyed.identity.id, Reason::Panic, false)),
             // The store has not even answered. If it grants the claim now, the attempt hands it back.
-            Err(_) if witness.call_off() => Err(claim::unavailable(&keyed.identity.id)),
-            Err(_) => {
+            None if witness.call_off() => Err(claim::unavailable(&keyed.identity.id)),
+            None => {
                 witness.tell_unknown();
                 Err(Problem::still_listening(&keyed.identity.id))
             }

@@ -17,10 +17,11 @@ use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use prometheus_client::metrics::gauge::Gauge;
 use tokio::sync::mpsc;
-use tokio::time::{Instant, Sleep, sleep, timeout_at};
+use tokio::time::{Instant, Sleep, sleep};
 
 use super::error::{Kind, Problem};
 use super::headers;
+use crate::alarm::Alarms;
 use crate::shutdown::Signal;
 use crate::upstream::ResponseBody;
 
@@ -181,6 +182,8 @@ pub struct Patience<'a> {
     pub within: Duration,
     /// Once this is given, only a moment more.
     pub stopping: &'a Signal,
+    /// What keeps the time.
+    pub alarms: &'a Alarms,
 }
 
 /// Why a body was not waited for any longer.
@@ -196,7 +199,7 @@ impl Patience<'_> {
         let mut stop = None;
         loop {
             let next = end.min(Instant::now() + LOOK_EVERY);
-            if let Ok(output) = timeout_at(next, arriving.as_mut()).await {
+            if let Some(output) = self.alarms.bound(next, arriving.as_mut()).await {
                 return Ok(output);
             }
             if Instant::now() >= end {

@@ -3,6 +3,7 @@
 //! The upstream is sent the request at most once. Only a message that was certainly not sent (handed back by the
 //! connection) goes out a second time, on a fresh connection, and is counted.
 
+use std::pin::pin;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -12,7 +13,7 @@ use http::{Method, StatusCode, Uri, response};
 use http_body::{Body as _, Frame};
 use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::time::{Instant, timeout};
 
 use super::body::{self, Body, Pieces, Share};
 use super::claim::Chain;
@@ -133,11 +134,15 @@ async fn attempt(
     caller: &mut Caller,
 ) -> Outcome {
     let started = Instant::now();
-    let head = match timeout_at(lease.abandon_at(), send(route, lease, outgoing, sending)).await {
-        Ok(Ok(head)) => head,
-        Ok(Err(outcome)) => return outcome,
-        Err(_) if lease.was_sent() => return Outcome::Unknown(Reason::Timeout, None),
-        Err(_) => return Outcome::NotSent(unreachable("no connection could be made in time")),
+    let sent = {
+        let sending = pin!(send(route, lease, outgoing, sending));
+        route.alarms.bound(lease.abandon_at(), sending).await
+    };
+    let head = match sent {
+        Some(Ok(head)) => head,
+        Some(Err(outcome)) => return outcome,
+        None if lease.was_sent() => return Outcome::Unknown(Reason::Timeout, None),
+        None => return Outcome::NotSent(unreachable("no connection could be made in time")),
     };
     let outcome = receive(route, lease, outgoing, head, caller).await;
     route.metrics.upstream_seconds.observe(started.elapsed().as_secs_f64());
@@ -208,21 +213,24 @@ async fn receive(
     if !bodiless && (declared > limit as u64 || is_event_stream(&head)) {
         return flow(route, lease, &head, Bytes::new(), body, caller).await;
     }
-    let collecting = collect(&mut body, limit, &mut outgoing.share);
-    match timeout_at(lease.abandon_at(), collecting).await {
-        Ok(Ok(Collected::All(bytes, trailers, share))) => Outcome::Answered(Whole {
+    let collected = {
+        let collecting = pin!(collect(&mut body, limit, &mut outgoing.share));
+        route.alarms.bound(lease.abandon_at(), collecting).await
+    };
+    match collected {
+        Some(Ok(Collected::All(bytes, trailers, share))) => Outcome::Answered(Whole {
             status: head.status,
             fields: headers::from_upstream(std::mem::take(&mut head.headers), head.version, bodiless),
             trailers,
             uncounted: bytes.clone(),
             body: body::counted(bytes, share),
         }),
-        Ok(Ok(Collected::TooMuch(begun))) => flow(route, lease, &head, begun, body, caller).await,
-        Ok(Err(error)) => {
+        Some(Ok(Collected::TooMuch(begun))) => flow(route, lease, &head, begun, body, caller).await,
+        Some(Err(error)) => {
             tracing::warn!(record = %lease.claim().id, error = %Chain(&*error), "upstream's response broke off");
             Outcome::Unknown(Reason::Truncated, Some(kept_head(route, lease, &head)))
         }
-        Err(_) => Outcome::Unknown(Reason::Timeout, Some(kept_head(route, lease, &head))),
+        None => Outcome::Unknown(Reason::Timeout, Some(kept_head(route, lease, &head))),
     }
 }
 

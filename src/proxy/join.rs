@@ -3,10 +3,11 @@
 //! It costs no store connection. A joiner never becomes an owner: it gets what the attempt's caller got, or the news
 //! that the attempt is still running.
 
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::{Instant, timeout_at};
+use tokio::time::Instant;
 
 use super::error::{Kind, Problem};
 use super::flights::{Conclusion, Seat, Stage};
@@ -67,7 +68,7 @@ pub async fn join<R>(
                 if place.is_none() {
                     return Joined::Refused(Problem::new(Kind::Overloaded, "Too many duplicates wait already."));
                 }
-                if timeout_at(until, seat.changed()).await.is_err() {
+                if route.alarms.bound(until, pin!(seat.changed())).await.is_none() {
                     return Joined::Refused(Problem::in_progress(id));
                 }
             }

@@ -10,11 +10,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::{MutexGuard, Notify};
-use tokio::time::{Instant, sleep, sleep_until};
+use tokio::time::{Instant, sleep};
 
 use super::error::{Kind, Problem};
 use super::notes::Notes;
-use crate::metrics::RouteMetrics;
+use super::route::Route;
 use crate::record::{Claim, CompleteReply, DoubtReply, Reason, ReleaseReply, RenewReply, Response};
 use crate::store::{Store, StoreError};
 
@@ -22,7 +22,7 @@ use crate::store::{Store, StoreError};
 pub struct Lease {
     store: Arc<dyn Store>,
     claim: Claim,
-    metrics: RouteMetrics,
+    route: Arc<Route>,
     /// When the message was *begun* that gave the present lease: by the store's clock it cannot have begun earlier.
     since: Mutex<Instant>,
     /// The largest part of the lease that was used before a renewal, in thousandths.
@@ -45,11 +45,11 @@ pub struct Lease {
 
 impl Lease {
     /// The lease of a granted claim, whose message was begun at `begun`.
-    pub fn granted(store: Arc<dyn Store>, claim: Claim, metrics: RouteMetrics, begun: Instant) -> Lease {
+    pub fn granted(store: Arc<dyn Store>, claim: Claim, route: Arc<Route>, begun: Instant) -> Lease {
         Lease {
             store,
             claim,
-            metrics,
+            route,
             since: Mutex::new(begun),
             worst: AtomicU64::new(0),
             begun,
@@ -63,8 +63,8 @@ impl Lease {
     }
 
     /// No lease at all: the store could not be asked, and the route forwards without it.
-    pub fn unprotected(store: Arc<dyn Store>, claim: Claim, metrics: RouteMetrics, begun: Instant) -> Lease {
-        let mut lease = Lease::granted(store, claim, metrics, begun);
+    pub fn unprotected(store: Arc<dyn Store>, claim: Claim, route: Arc<Route>, begun: Instant) -> Lease {
+        let mut lease = Lease::granted(store, claim, route, begun);
         lease.protected = false;
         lease
     }
@@ -133,7 +133,7 @@ impl Lease {
             let mut due = self.since() + third;
             let mut failed = false;
             loop {
-                sleep_until(due).await;
+                self.route.alarms.until(due).await;
                 let _operation = self.operation.lock().await;
                 due = Instant::now() + third;
                 let renewed = tokio::select! {
@@ -175,7 +175,7 @@ impl Lease {
             RenewReply::Extended => self.renewed(begun, used),
             RenewReply::Rewritten => {
                 self.renewed(begun, used);
-                self.metrics.rewritten_claims.inc();
+                self.route.metrics.rewritten_claims.inc();
                 tracing::warn!(record = %self.claim.id, "the store had forgotten a claim, written anew");
             }
             RenewReply::Lapsed | RenewReply::Lost => {}
@@ -192,11 +192,11 @@ impl Lease {
         match &reply {
             CompleteReply::Stored | CompleteReply::Already(_) | CompleteReply::WithoutBody { rewritten: false } => {}
             CompleteReply::Rewritten | CompleteReply::WithoutBody { rewritten: true } => {
-                self.metrics.rewritten_claims.inc();
+                self.route.metrics.rewritten_claims.inc();
                 tracing::warn!(record = %self.claim.id, "the store had forgotten a claim, its response is recorded");
             }
             CompleteReply::Lost => {
-                self.metrics.lost_writes.inc();
+                self.route.metrics.lost_writes.inc();
                 tracing::error!(record = %self.claim.id, "response not recorded, the record is another attempt's");
             }
         }
@@ -219,8 +219,8 @@ impl Lease {
         let reply = self.noted("store doubt", began, reply)?;
         match reply {
             DoubtReply::Held => 0,
-            DoubtReply::Rewritten => self.metrics.rewritten_claims.inc(),
-            DoubtReply::Lost => self.metrics.lost_writes.inc(),
+            DoubtReply::Rewritten => self.route.metrics.rewritten_claims.inc(),
+            DoubtReply::Lost => self.route.metrics.lost_writes.inc(),
         };
         tracing::warn!(record = %self.claim.id, token = %self.claim.token, reason = reason.as_str(), "outcome unknown");
         Ok(reply)
@@ -259,7 +259,7 @@ impl Drop for Lease {
         if self.protected {
             let of_lease = self.part_used().max(self.worst.load(Ordering::Relaxed) as f64 / 1000.0);
             let of_patience = self.begun.elapsed().as_secs_f64() / self.claim.abandon_after.as_secs_f64();
-            self.metrics.lease_used.observe(of_lease.max(of_patience));
+            self.route.metrics.lease_used.observe(of_lease.max(of_patience));
         }
     }
 }

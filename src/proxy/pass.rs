@@ -18,7 +18,6 @@ use hyper::body::Incoming;
 use tokio::task::JoinHandle;
 
 use super::Shared;
-use super::alarm::Alarm;
 use super::body::{self, Arriving, Body, BodyError};
 use super::claim::Chain;
 use super::error::{Kind, Problem};
@@ -27,6 +26,7 @@ use super::notes::{Notes, Sending};
 use super::respond::Answer;
 use super::route::{self, Route};
 use super::tunnel::{self, Bounds, Offer};
+use crate::alarm::Alarm;
 use crate::metrics::RequestResult;
 use crate::record::Reason;
 use crate::upstream::{ConnectError, RequestBody, ResponseBody, SendError, switched};

@@ -11,9 +11,9 @@ use http::uri::PathAndQuery;
 pub mod egress;
 
 use self::egress::Destinations;
-use super::alarm::Alarms;
 use super::body::Budget;
 use super::error::{Kind, Problem};
+use crate::alarm::Alarms;
 use crate::config;
 use crate::metrics::RouteMetrics;
 use crate::upstream::Pool;
@@ -35,7 +35,7 @@ pub struct Route {
     pub index: usize,
     /// Where requests name the host: the routes towards those that were named.
     pub destinations: Destinations,
-    /// What bounds the wait for its upstream.
+    /// What bounds the waits for its upstream, its attempts and their leases.
     pub alarms: Alarms,
 }
 

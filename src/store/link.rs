@@ -9,6 +9,8 @@ use std::time::Duration;
 use tokio::task::JoinHandle;
 use tokio::time::timeout;
 
+use crate::alarm::Alarms;
+
 /// How long one attempt to connect may take, whoever waits for it.
 const LONGEST_ATTEMPT: Duration = Duration::from_secs(3);
 
@@ -34,6 +36,7 @@ pub(super) struct Link<P: Peer> {
     peer: Arc<P>,
     // Held only to look or to put in, never across an await.
     current: Mutex<Current<P>>,
+    alarms: Alarms,
     connecting: tokio::sync::Mutex<Option<Attempt<P>>>,
 }
 
@@ -66,12 +69,22 @@ impl<P: Peer> Link<P> {
     /// A link that is not open yet.
     pub(super) fn new(peer: Arc<P>) -> Link<P> {
         let current = Current { connection: None, failed_attempts: 0, failure: None };
-        Link { peer, current: Mutex::new(current), connecting: tokio::sync::Mutex::new(None) }
+        Link {
+            peer,
+            current: Mutex::new(current),
+            alarms: Alarms::default(),
+            connecting: tokio::sync::Mutex::new(None),
+        }
     }
 
     /// Where it leads.
     pub(super) fn peer(&self) -> &Arc<P> {
         &self.peer
+    }
+
+    /// What bounds the waits for answers on it.
+    pub(super) fn alarms(&self) -> &Alarms {
+        &self.alarms
     }
 
     /// The open connection. One caller opens it while the others wait, and all who waited share its failure.

@@ -10,8 +10,8 @@ use http::request;
 use http::uri::Authority;
 
 use super::Route;
+use crate::alarm::Alarms;
 use crate::config::{self, ScopePart};
-use crate::proxy::alarm::Alarms;
 use crate::proxy::error::{Kind, Problem};
 
 /// So many hosts have connections of their own at a time. Beyond it all begin anew, so that a pattern in the allow-list

@@ -4,10 +4,11 @@
 //! found. What an error says about the statement (certainly not run, perhaps run) is decided here and nowhere else.
 
 use std::error::Error as _;
+use std::pin::pin;
 use std::sync::OnceLock;
 use std::time::Duration;
 
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 use tokio_postgres::types::Type;
 use tokio_postgres::{Error, Row};
 
@@ -54,10 +55,14 @@ pub(super) async fn ask(
     let (mut may_have_run, mut pause, mut earlier) = (false, FIRST_PAUSE, None);
     loop {
         let carrier = OnceLock::new();
-        let failure = match timeout_at(limits.end_of_try(), once(link, statement, params, &carrier)).await {
-            Ok(Ok(rows)) => return Ok(rows),
-            Ok(Err(failure)) => failure,
-            Err(_) => Failure::TimedOut,
+        let answered = {
+            let this_try = pin!(once(link, statement, params, &carrier));
+            link.alarms().bound(limits.end_of_try(), this_try).await
+        };
+        let failure = match answered {
+            Some(Ok(rows)) => return Ok(rows),
+            Some(Err(failure)) => failure,
+            None => Failure::TimedOut,
         };
         // Given up, because a reply that comes too late would find nobody, and a dead socket would never tell.
         if let Some(connection) = carrier.get().filter(|_| failure.spoils_connection()) {

@@ -3,11 +3,12 @@
 //! Every question may be asked twice: scripts recognise the token of the attempt, the rest only reads. What an error
 //! says about the question is told by `failure`.
 
+use std::pin::pin;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep};
 
 use super::acknowledge::{self, Unacknowledged};
 use super::failure::{Failure, NoAnswer, Turn};
@@ -82,11 +83,14 @@ pub(super) async fn ask(route: Route<'_>, question: &Question<'_>, limits: Limit
     let (mut earlier, mut patient, mut asked_by) = (None, None, None);
     loop {
         let carrier = Carrier::default();
-        let this_try = once(route, asked_by.take(), question, limits, &carrier);
-        let failure = match timeout_at(limits.end_of_try(), this_try).await {
-            Ok(Ok(answer)) => return Ok(answer),
-            Ok(Err(failure)) => failure,
-            Err(_) => Failure::TimedOut,
+        let answered = {
+            let this_try = pin!(once(route, asked_by.take(), question, limits, &carrier));
+            route.alarms().bound(limits.end_of_try(), this_try).await
+        };
+        let failure = match answered {
+            Some(Ok(answer)) => return Ok(answer),
+            Some(Err(failure)) => failure,
+            None => Failure::TimedOut,
         };
         let server = carrier.link.get().map(|link| &**link.server());
         // Given up, because a reply that comes too late would find nobody, and a dead socket would never tell. A caller

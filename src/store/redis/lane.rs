@@ -12,6 +12,7 @@ use super::directory::{Directory, Lost};
 use super::link::Link;
 use super::server::Server;
 use super::topology::Topology;
+use crate::alarm::Alarms;
 
 /// The connections of one purpose. Opened when they are first used.
 pub(super) enum Lane {
@@ -26,9 +27,11 @@ impl Lane {
     pub(super) fn new(topology: &Topology) -> Lane {
         match topology {
             Topology::One(server) => Lane::One(Link::new(Arc::clone(server))),
-            Topology::Changing(directory) => {
-                Lane::Changing(Links { directory: Arc::clone(directory), open: Mutex::default() })
-            }
+            Topology::Changing(directory) => Lane::Changing(Links {
+                directory: Arc::clone(directory),
+                open: Mutex::default(),
+                alarms: Alarms::default(),
+            }),
         }
     }
 
@@ -53,6 +56,7 @@ impl Lane {
 pub(super) struct Links {
     directory: Arc<Directory>,
     open: Mutex<Vec<Arc<Link>>>,
+    alarms: Alarms,
 }
 
 impl Links {
@@ -86,6 +90,16 @@ pub(super) enum Route<'a> {
     Fixed(&'a Link),
     /// To whichever server has this shard at each try.
     Shard(&'a Links, u8),
+}
+
+impl<'a> Route<'a> {
+    /// What bounds the waits for answers that come this way.
+    pub(super) fn alarms(self) -> &'a Alarms {
+        match self {
+            Route::Fixed(link) => link.alarms(),
+            Route::Shard(links, _) => &links.alarms,
+        }
+    }
 }
 
 /// A link for the time of one try.

@@ -1,8 +1,10 @@
-//! Deadlines of requests without a timer set and taken back for each.
+//! Deadlines without a timer set and taken back for each.
 //!
-//! Nearly every request is answered long before its deadline. So an alarm that was set for one is left running when that
-//! is answered, and serves the next: it rings early then, and only then is it set anew.
+//! Nearly everything that is waited for comes long before its deadline. So an alarm that was set for one wait is left
+//! running when that is over, and serves the next: it rings early then, and only then is it set anew. A timer that is due
+//! before all others has the runtime wake itself, by a system call. What is waited for is others' affair.
 
+use std::future::poll_fn;
 use std::pin::Pin;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -13,14 +15,31 @@ use tokio::time::{Instant, Sleep, sleep_until};
 /// So many are kept when nobody needs them.
 const MOST: usize = 256;
 
-/// The alarms of one route on one core.
+/// Alarms for waits of about the same length. They belong to the runtime on which they are waited for: to one core.
 #[derive(Debug, Default)]
 pub struct Alarms(Mutex<Vec<Pin<Box<Sleep>>>>);
 
 impl Alarms {
     /// An alarm that rings once, after this time.
     pub fn after(&self, patience: Duration) -> Alarm<'_> {
-        Alarm { alarms: self, deadline: Instant::now() + patience, sleep: None }
+        self.at(Instant::now() + patience)
+    }
+
+    /// An alarm that rings once, at this moment.
+    pub fn at(&self, deadline: Instant) -> Alarm<'_> {
+        Alarm { alarms: self, deadline, sleep: None }
+    }
+
+    /// Returns at this moment.
+    pub async fn until(&self, deadline: Instant) {
+        let mut alarm = self.at(deadline);
+        poll_fn(|cx| alarm.poll(cx)).await;
+    }
+
+    /// Waits for this until the deadline; `None` if it comes first. What is waited for is lent: a future keeps room twice
+    /// for what it is given.
+    pub fn bound<'a, F: Future>(&'a self, deadline: Instant, future: Pin<&'a mut F>) -> Bounded<'a, F> {
+        Bounded { future, alarm: self.at(deadline) }
     }
 
     fn kept(&self) -> MutexGuard<'_, Vec<Pin<Box<Sleep>>>> {
@@ -64,6 +83,25 @@ impl Alarm<'_> {
     }
 }
 
+/// A wait with a deadline.
+#[derive(Debug)]
+#[must_use = "nothing is waited for before it is polled"]
+pub struct Bounded<'a, F> {
+    future: Pin<&'a mut F>,
+    alarm: Alarm<'a>,
+}
+
+impl<F: Future> Future for Bounded<'_, F> {
+    type Output = Option<F::Output>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<F::Output>> {
+        match self.future.as_mut().poll(cx) {
+            Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending => self.alarm.poll(cx).map(|()| None),
+        }
+    }
+}
+
 impl Drop for Alarm<'_> {
     fn drop(&mut self) {
         if let Some(sleep) = self.sleep.take() {
@@ -77,7 +115,8 @@ impl Drop for Alarm<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::future::poll_fn;
+    use std::future::{pending, ready};
+    use std::pin::pin;
 
     use super::*;
 
@@ -114,6 +153,18 @@ mod tests {
         assert_eq!(rings(&mut first).await, 2 * SECOND);
         drop(first);
         assert_eq!(rings(&mut alarms.after(3 * SECOND)).await, 3 * SECOND);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_wait_ends_with_what_comes_first() {
+        let alarms = Alarms::default();
+        let began = Instant::now();
+        assert_eq!(alarms.bound(began + SECOND, pin!(ready(7))).await, Some(7));
+        assert!(alarms.kept().is_empty(), "nothing was waited for");
+        assert_eq!(alarms.bound(began + SECOND, pin!(pending::<()>())).await, None);
+        assert_eq!(began.elapsed(), SECOND);
+        alarms.until(began + 3 * SECOND).await;
+        assert_eq!((began.elapsed(), alarms.kept().len()), (3 * SECOND, 1));
     }
 
     #[tokio::test(start_paused = true)]
