@@ -11,7 +11,7 @@ use http::uri::PathAndQuery;
 pub mod egress;
 
 use self::egress::Destinations;
-use super::body::Budget;
+use super::budget::Budget;
 use super::error::{Kind, Problem};
 use crate::alarm::Alarms;
 use crate::config;
