@@ -11,12 +11,11 @@ use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEn
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
 mod spread;
 
-pub use spread::{Count, Times};
+pub use spread::{Count, Histogram};
 
 /// How a request ended: the label `result`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -181,26 +180,21 @@ const SECONDS: [f64; 16] =
 const RATIOS: [f64; 9] = [0.05, 0.1, 0.2, 0.33, 0.5, 0.67, 0.8, 0.9, 1.0];
 
 fn seconds() -> Histogram {
-    Histogram::new(SECONDS)
-}
-
-fn times() -> Times {
-    Times::new(&SECONDS)
+    Histogram::new(&SECONDS)
 }
 
 fn ratios() -> Histogram {
-    Histogram::new(RATIOS)
+    Histogram::new(&RATIOS)
 }
 
 type HistogramFamily<L> = Family<L, Histogram, fn() -> Histogram>;
-type TimesFamily<L> = Family<L, Times, fn() -> Times>;
 
 /// All metric families of the process.
 #[derive(Debug)]
 pub struct Metrics {
     registry: Registry,
     requests: Family<RouteResultLabels, Count>,
-    request_seconds: TimesFamily<RouteResultLabels>,
+    request_seconds: HistogramFamily<RouteResultLabels>,
     upstream_sends: Family<RouteLabel, Count>,
     upstream_resends: Family<RouteLabel, Counter>,
     upstream_seconds: HistogramFamily<RouteLabel>,
@@ -260,7 +254,7 @@ impl Metrics {
         let mut metrics = Metrics {
             registry: Registry::with_prefix("onceproxy"),
             requests: Family::default(),
-            request_seconds: Family::new_with_constructor(times),
+            request_seconds: Family::new_with_constructor(seconds),
             upstream_sends: Family::default(),
             upstream_resends: Family::default(),
             upstream_seconds: Family::new_with_constructor(seconds),
@@ -508,7 +502,7 @@ impl StoreOperationMetrics {
 
     /// Observes how long an operation took that began at `start`.
     pub fn took(&self, start: Instant) {
-        self.seconds.observe(start.elapsed().as_secs_f64());
+        self.seconds.took(start.elapsed());
     }
 
     /// Counts a failure of this kind.
@@ -523,8 +517,8 @@ pub struct RouteMetrics {
     requests: [Count; 16],
     name: String,
     /// Made when first needed: each is a series for every bucket, and most results are rare.
-    request_seconds: Arc<[OnceLock<Times>; 16]>,
-    all_request_seconds: TimesFamily<RouteResultLabels>,
+    request_seconds: Arc<[OnceLock<Histogram>; 16]>,
+    all_request_seconds: HistogramFamily<RouteResultLabels>,
     /// Requests handed to an upstream connection.
     pub upstream_sends: Count,
     /// Second sends after a first that certainly was none.
@@ -561,7 +555,7 @@ impl RouteMetrics {
             let labels = RouteResultLabels { route: self.name.clone(), result };
             self.all_request_seconds.get_or_create(&labels).clone()
         });
-        seconds.observe(took);
+        seconds.took(took);
     }
 }
 

@@ -69,54 +69,64 @@ impl EncodeMetric for Count {
     }
 }
 
-/// How many buckets [`Times`] has.
+/// How many buckets a [`Histogram`] has at most, besides the one for what is over all bounds.
 const BUCKETS: usize = 16;
 
-/// A histogram of durations. Clones observe together.
+/// A histogram of durations, or of parts of a whole. Clones observe together.
 #[derive(Clone, Debug)]
-pub struct Times {
-    /// The buckets' upper bounds in seconds.
-    bounds: &'static [f64; BUCKETS],
+pub struct Histogram {
+    /// The buckets' upper bounds, in seconds or as parts.
+    bounds: &'static [f64],
     seen: Arc<Spread<Seen>>,
 }
 
 #[derive(Debug, Default)]
 struct Seen {
-    nanoseconds: AtomicU64,
+    /// The sum, in billionths.
+    billionths: AtomicU64,
     /// The last has what is over all bounds.
     buckets: [AtomicU64; BUCKETS + 1],
 }
 
-impl Times {
-    /// One with these buckets, whose upper bounds are in seconds and grow.
-    pub fn new(bounds: &'static [f64; BUCKETS]) -> Times {
-        Times { bounds, seen: Arc::default() }
+impl Histogram {
+    /// One with these buckets, whose upper bounds grow.
+    pub fn new<const N: usize>(bounds: &'static [f64; N]) -> Histogram {
+        const { assert!(N <= BUCKETS) };
+        Histogram { bounds, seen: Arc::default() }
     }
 
     /// Observes a duration.
-    pub fn observe(&self, took: Duration) {
+    pub fn took(&self, time: Duration) {
+        self.observe(time.as_secs_f64(), u64::try_from(time.as_nanos()).unwrap_or(u64::MAX));
+    }
+
+    /// Observes a part of a whole; more than the whole is possible.
+    pub fn used(&self, part: f64) {
+        self.observe(part, (part * 1e9) as u64);
+    }
+
+    fn observe(&self, value: f64, billionths: u64) {
         let seen = self.seen.mine();
-        let seconds = took.as_secs_f64();
-        let bucket = self.bounds.iter().position(|bound| *bound >= seconds).unwrap_or(BUCKETS);
+        let bucket = self.bounds.iter().position(|bound| *bound >= value).unwrap_or(self.bounds.len());
         seen.buckets[bucket].fetch_add(1, Ordering::Relaxed);
-        seen.nanoseconds.fetch_add(u64::try_from(took.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+        seen.billionths.fetch_add(billionths, Ordering::Relaxed);
     }
 }
 
-impl TypedMetric for Times {
+impl TypedMetric for Histogram {
     const TYPE: MetricType = MetricType::Histogram;
 }
 
-impl EncodeMetric for Times {
+impl EncodeMetric for Histogram {
     fn encode(&self, mut encoder: MetricEncoder<'_>) -> Result<(), fmt::Error> {
-        let nanoseconds = self.seen.sum(|seen| seen.nanoseconds.load(Ordering::Relaxed));
+        let billionths = self.seen.sum(|seen| seen.billionths.load(Ordering::Relaxed));
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let buckets: Vec<(f64, u64)> = bounds
             .enumerate()
             .map(|(at, bound)| (bound, self.seen.sum(|seen| seen.buckets[at].load(Ordering::Relaxed))))
             .collect();
         let count = buckets.iter().map(|(_, count)| count).sum();
-        let sum = Duration::from_nanos(nanoseconds).as_secs_f64();
+        let sum = Duration::from_nanos(billionths).as_secs_f64();
         encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
     }
 
@@ -133,6 +143,7 @@ mod tests {
 
     const BOUNDS: [f64; BUCKETS] =
         [0.001, 0.002, 0.003, 0.004, 0.005, 0.006, 0.007, 0.008, 0.009, 0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 1.0];
+    const PARTS: [f64; 2] = [0.5, 1.0];
 
     /// Does it on more threads than there are places.
     fn everywhere(act: impl Fn() + Sync) {
@@ -145,17 +156,21 @@ mod tests {
 
     #[test]
     fn shows_the_sum_of_what_all_threads_counted() {
-        let (count, times) = (Count::default(), Times::new(&BOUNDS));
+        let (count, times, parts) = (Count::default(), Histogram::new(&BOUNDS), Histogram::new(&PARTS));
         everywhere(|| {
             count.inc();
             for milliseconds in [1, 25, 1000, 1001] {
-                times.observe(Duration::from_millis(milliseconds));
+                times.took(Duration::from_millis(milliseconds));
+            }
+            for part in [0.25, 0.5, 0.75, 1.5] {
+                parts.used(part);
             }
         });
         assert_eq!(count.get(), 9);
         let mut registry = Registry::default();
         registry.register("count", "c", count);
-        registry.register("times", "t", times.clone());
+        registry.register("times", "t", times);
+        registry.register("parts", "p", parts);
         let mut text = String::new();
         prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
         for line in [
@@ -167,6 +182,11 @@ mod tests {
             "times_bucket{le=\"0.03\"} 18",
             "times_bucket{le=\"1.0\"} 27",
             "times_bucket{le=\"+Inf\"} 36",
+            "parts_count 36",
+            "parts_sum 27.0",
+            "parts_bucket{le=\"0.5\"} 18",
+            "parts_bucket{le=\"1.0\"} 27",
+            "parts_bucket{le=\"+Inf\"} 36",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");
         }

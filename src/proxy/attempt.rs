@@ -29,7 +29,7 @@ pub(super) struct Attempt {
     pub(super) _counted: TaskGuard,
     pub(super) route: Arc<Route>,
     pub(super) store: Arc<dyn Store>,
-    pub(super) shared: Shared,
+    pub(super) shared: Arc<Shared>,
     pub(super) claim: Claim,
     pub(super) outgoing: Outgoing,
     pub(super) identity: Identity,

@@ -4,68 +4,84 @@
 //! says what a refusal means.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use prometheus_client::metrics::gauge::Gauge;
 
-/// Bounds something that is held at a time. Shared by all cores.
+/// Bounds something that is held at a time, on all cores together. Each has a handle of its own, so that they pass only
+/// the count back and forth; and the count is one number, also where metrics show it.
 #[derive(Clone, Debug)]
-pub struct Budget(Arc<BudgetInner>);
+pub struct Budget(Arc<Handle>);
+
+// Aligned: the handles of two cores should not share a line of the caches.
+#[derive(Debug)]
+#[repr(align(64))]
+struct Handle(Arc<Bound>);
 
 #[derive(Debug)]
-struct BudgetInner {
-    limit: AtomicUsize,
-    used: AtomicUsize,
-    gauge: Option<Gauge>,
+struct Bound {
+    limit: AtomicI64,
+    used: Gauge,
 }
 
 impl Budget {
     /// A budget of this size.
     pub fn new(limit: usize) -> Budget {
-        Budget(Arc::new(BudgetInner { limit: AtomicUsize::new(limit), used: AtomicUsize::new(0), gauge: None }))
+        Budget::shown_by(&Gauge::default(), limit)
+    }
+
+    /// A budget of this size, and a gauge that shows what is taken.
+    pub fn shown_by(gauge: &Gauge, limit: usize) -> Budget {
+        let bound = Bound { limit: AtomicI64::new(number(limit)), used: gauge.clone() };
+        Budget(Arc::new(Handle(Arc::new(bound))))
+    }
+
+    /// The same budget for another core.
+    #[must_use]
+    pub fn for_another_core(&self) -> Budget {
+        Budget(Arc::new(Handle(self.bound().clone())))
     }
 
     /// Changes its size. What is taken stays taken, also where that is more than the new size.
     pub fn set_limit(&self, limit: usize) {
-        self.0.limit.store(limit, Ordering::Relaxed);
-    }
-
-    /// The same budget, with a gauge that shows what is taken.
-    pub fn shown_by(self, gauge: &Gauge) -> Budget {
-        let limit = AtomicUsize::new(self.0.limit.load(Ordering::Relaxed));
-        Budget(Arc::new(BudgetInner { limit, used: AtomicUsize::new(0), gauge: Some(gauge.clone()) }))
+        self.bound().limit.store(number(limit), Ordering::Relaxed);
     }
 
     /// Takes this much until the returned share is dropped, or nothing when it is not there.
     pub fn take(&self, amount: usize) -> Option<Share> {
-        let mut share = Share { budget: self.clone(), amount: 0 };
+        let mut share = self.nothing();
         share.grow(amount).then_some(share)
     }
 
-    /// How much is taken now.
-    pub fn used(&self) -> usize {
-        self.0.used.load(Ordering::Relaxed)
+    /// A share that has nothing yet.
+    pub fn nothing(&self) -> Share {
+        Share { budget: self.clone(), amount: 0 }
     }
+
+    fn bound(&self) -> &Arc<Bound> {
+        &self.0.0
+    }
+}
+
+fn number(amount: usize) -> i64 {
+    i64::try_from(amount).unwrap_or(i64::MAX)
 }
 
 /// A part of a [`Budget`], given back when dropped.
 #[derive(Debug)]
 pub struct Share {
     budget: Budget,
-    amount: usize,
+    amount: i64,
 }
 
 impl Share {
     /// Takes more, and says whether it was there.
     pub fn grow(&mut self, amount: usize) -> bool {
-        let inner = &self.budget.0;
-        let before = inner.used.fetch_add(amount, Ordering::Relaxed);
-        if before.saturating_add(amount) > inner.limit.load(Ordering::Relaxed) {
-            inner.used.fetch_sub(amount, Ordering::Relaxed);
+        let (bound, amount) = (self.budget.bound(), number(amount));
+        let before = bound.used.inc_by(amount);
+        if before.saturating_add(amount) > bound.limit.load(Ordering::Relaxed) {
+            bound.used.dec_by(amount);
             return false;
-        }
-        if let Some(gauge) = &inner.gauge {
-            gauge.inc_by(i64::try_from(amount).unwrap_or(i64::MAX));
         }
         self.amount += amount;
         true
@@ -73,7 +89,7 @@ impl Share {
 
     /// Parts with this much of it, or with all that there is.
     pub fn split(&mut self, amount: usize) -> Share {
-        let amount = amount.min(self.amount);
+        let amount = number(amount).min(self.amount);
         self.amount -= amount;
         Share { budget: self.budget.clone(), amount }
     }
@@ -81,10 +97,8 @@ impl Share {
 
 impl Drop for Share {
     fn drop(&mut self) {
-        let inner = &self.budget.0;
-        inner.used.fetch_sub(self.amount, Ordering::Relaxed);
-        if let Some(gauge) = &inner.gauge {
-            gauge.dec_by(i64::try_from(self.amount).unwrap_or(i64::MAX));
+        if self.amount > 0 {
+            self.budget.bound().used.dec_by(self.amount);
         }
     }
 }
@@ -113,14 +127,20 @@ mod tests {
 
     #[test]
     fn a_budget_is_never_overdrawn_and_gets_everything_back() {
-        let budget = Budget::new(10);
+        let gauge = Gauge::default();
+        let budget = Budget::shown_by(&gauge, 10);
+        let elsewhere = budget.for_another_core();
         let mut first = budget.take(6).unwrap();
-        assert!(budget.take(5).is_none());
+        assert!(elsewhere.take(5).is_none());
         assert!(first.grow(4));
         assert!(!first.grow(1));
-        assert_eq!(budget.used(), 10);
+        let part = first.split(7);
+        assert_eq!(gauge.get(), 10);
         drop(first);
-        assert_eq!(budget.used(), 0);
+        assert_eq!(gauge.get(), 7);
+        drop(part);
+        assert_eq!(gauge.get(), 0);
+        drop(elsewhere.take(10).unwrap());
     }
 
     #[test]

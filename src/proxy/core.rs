@@ -35,7 +35,7 @@ pub(super) struct Core {
     /// How fingerprints are made, by the route's index.
     pub(super) policies: Vec<Policy>,
     pub(super) store: Arc<dyn Store>,
-    pub(super) shared: Shared,
+    pub(super) shared: Arc<Shared>,
     pub(super) body_timeout: Duration,
     /// What bounds the waits for clients' bodies.
     pub(super) bodies: Alarms,
@@ -60,7 +60,7 @@ pub fn reload(cores: &[Proxy], config: &Config) -> Result<(), UnusableRoute> {
         let running = core.load_full();
         let made = match next.first() {
             None => running.with(config)?,
-            Some(first) => first.for_another_core(running.store.clone(), Some(&running.routes)),
+            Some(first) => first.on_another_core(running.store.clone(), running.shared.clone(), Some(&running.routes)),
         };
         next.push(Arc::new(made));
     }
@@ -80,13 +80,13 @@ impl Proxy {
     /// # Errors
     /// The name of a route, if the certificates for its `https` upstream cannot be read.
     pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, UnusableRoute> {
-        Core::new(config, shared, store, None).map(Proxy::of)
+        Core::new(config, &Arc::new(shared.for_another_core()), store, None).map(Proxy::of)
     }
 
     /// The proxy of a further core: with connections of its own, and its own handle on the store.
     pub fn for_another_core(&self) -> Proxy {
         let core = self.0.load_full();
-        Proxy::of(core.for_another_core(core.store.for_core(), None))
+        Proxy::of(core.on_another_core(core.store.for_core(), Arc::new(core.shared.for_another_core()), None))
     }
 
     fn of(core: Core) -> Proxy {
@@ -103,7 +103,7 @@ impl Proxy {
 impl Core {
     fn new(
         config: &Config,
-        shared: &Shared,
+        shared: &Arc<Shared>,
         store: Arc<dyn Store>,
         running: Option<&Routes>,
     ) -> Result<Core, UnusableRoute> {
@@ -131,13 +131,13 @@ impl Core {
     }
 
     /// The same settings on another core, which keeps what it can of the routes that it runs.
-    fn for_another_core(&self, store: Arc<dyn Store>, running: Option<&Routes>) -> Core {
+    fn on_another_core(&self, store: Arc<dyn Store>, shared: Arc<Shared>, running: Option<&Routes>) -> Core {
         Core {
-            routes: self.routes.for_another_core(running),
+            routes: self.routes.for_another_core(&shared.buffered, running),
             egress: self.egress.clone(),
             policies: self.policies.clone(),
             store,
-            shared: self.shared.clone(),
+            shared,
             body_timeout: self.body_timeout,
             bodies: Alarms::default(),
             idle_timeout: self.idle_timeout,
@@ -167,7 +167,7 @@ fn prepare(
     // That of the running route, so that what runs goes on counting. Its size is set once all is well.
     let in_flight = match running {
         Some(route) => route.in_flight.clone(),
-        None => Budget::new(config.max_in_flight.unwrap_or(usize::MAX)),
+        None => Budget::shown_by(&metrics.in_flight, config.max_in_flight.unwrap_or(usize::MAX)),
     };
     let destinations = Destinations::default();
     let alarms = Alarms::default();

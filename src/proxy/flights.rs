@@ -4,12 +4,13 @@
 //! is the only thing that requests on different cores share; its locks are held for a look-up and never over an await.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::pin::pin;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use http::HeaderMap;
-use tokio::sync::watch;
+use tokio::sync::Notify;
 
 use super::error::{Kind, Problem};
 use crate::record::{Fingerprint, RecordId, Replay, Response};
@@ -104,14 +105,20 @@ pub struct Flight {
     leave_to_send: AtomicU8,
     /// The attempt's caller was told that the outcome is unknown, while the attempt goes on.
     told_unknown: AtomicBool,
-    stage: watch::Sender<Stage>,
+    /// How far it is, and how often that has changed.
+    stage: Mutex<(u8, Stage)>,
+    changed: Notify,
+    seats: AtomicUsize,
+    deserted: Notify,
 }
 
-/// The table.
+/// The table, as one core has it in hand.
 #[derive(Debug)]
 pub struct Flights {
-    shards: Vec<Mutex<HashMap<[u8; 16], Arc<Flight>>>>,
+    shards: Arc<[Mutex<Shard>]>,
 }
+
+type Shard = HashMap<[u8; 16], Arc<Flight>>;
 
 /// What a request does about its key.
 #[derive(Debug)]
@@ -123,6 +130,32 @@ pub enum Turn {
 }
 
 impl Flight {
+    fn new(fingerprint: &Fingerprint) -> Flight {
+        Flight {
+            fingerprint: *fingerprint,
+            leave_to_send: AtomicU8::new(ASKED),
+            told_unknown: AtomicBool::new(false),
+            stage: Mutex::new((0, Stage::Claiming)),
+            changed: Notify::new(),
+            seats: AtomicUsize::new(0),
+            deserted: Notify::new(),
+        }
+    }
+
+    /// Says how far it is. Whoever takes a seat meanwhile sees it, or is seen here: both hold the lock in between.
+    fn set_stage(&self, stage: Stage) {
+        let mut present = lock(&self.stage);
+        *present = (present.0 + 1, stage);
+        drop(present);
+        if self.has_seats() {
+            self.changed.notify_waiters();
+        }
+    }
+
+    fn has_seats(&self) -> bool {
+        self.seats.load(Ordering::Acquire) > 0
+    }
+
     fn was_granted(&self) -> bool {
         self.leave_to_send.load(Ordering::Acquire) == GRANTED
     }
@@ -139,24 +172,24 @@ impl Flights {
         Arc::new(Flights { shards: (0..SHARDS).map(|_| Mutex::default()).collect() })
     }
 
+    /// The same table in the hand of another core: each lead has one, and the cores would count them together.
+    pub fn for_another_core(&self) -> Arc<Flights> {
+        Arc::new(Flights { shards: self.shards.clone() })
+    }
+
     /// Joins the flight of this record, or starts one.
     pub fn enter(self: &Arc<Flights>, id: &RecordId, fingerprint: &Fingerprint) -> Turn {
         let mut shard = self.shard(id);
         if let Some(flight) = shard.get(id.hash()) {
             // Taking the seat under the lock makes the number of seats final once the flight left the table.
-            return Turn::Join(Seat { stage: flight.stage.subscribe(), flight: flight.clone() });
+            return Turn::Join(Seat::take(flight));
         }
-        let flight = Arc::new(Flight {
-            fingerprint: *fingerprint,
-            leave_to_send: AtomicU8::new(ASKED),
-            told_unknown: AtomicBool::new(false),
-            stage: watch::Sender::new(Stage::Claiming),
-        });
+        let flight = Arc::new(Flight::new(fingerprint));
         shard.insert(*id.hash(), flight.clone());
         Turn::Lead(Lead { flights: self.clone(), flight, id: id.clone(), listed: true, done: false })
     }
 
-    fn shard(&self, id: &RecordId) -> MutexGuard<'_, HashMap<[u8; 16], Arc<Flight>>> {
+    fn shard(&self, id: &RecordId) -> MutexGuard<'_, Shard> {
         lock(&self.shards[usize::from(id.hash()[0]) % SHARDS])
     }
 }
@@ -184,7 +217,7 @@ impl Lead {
 
     /// A seat for the attempt's own caller, should it come to wait like the others.
     pub fn seat(&self) -> Seat {
-        Seat { stage: self.flight.stage.subscribe(), flight: self.flight.clone() }
+        Seat::take(&self.flight)
     }
 
     /// What can be asked after the attempt has taken the lead along.
@@ -202,26 +235,33 @@ impl Lead {
     pub fn granted(&self) -> bool {
         let granted = self.flight.decide(GRANTED);
         if granted {
-            self.flight.stage.send_replace(Stage::Granted);
+            self.flight.set_stage(Stage::Granted);
         }
         granted
     }
 
     /// Says that another process holds the claim.
     pub fn elsewhere(&self) {
-        self.flight.stage.send_replace(Stage::Elsewhere);
+        self.flight.set_stage(Stage::Elsewhere);
     }
 
     /// Returns when nobody has a seat any more.
     pub async fn deserted(&self) {
-        self.flight.stage.closed().await;
+        loop {
+            let mut deserted = pin!(self.flight.deserted.notified());
+            deserted.as_mut().enable();
+            if !self.flight.has_seats() {
+                return;
+            }
+            deserted.await;
+        }
     }
 
     /// Takes the flight off the table if nobody has a seat any more, and says whether it did.
     pub fn leave_if_deserted(&mut self) -> bool {
         let mut shard = self.flights.shard(&self.id);
         // Seats are taken under the same lock.
-        if self.flight.stage.receiver_count() > 0 {
+        if self.flight.has_seats() {
             return false;
         }
         if std::mem::take(&mut self.listed) {
@@ -240,8 +280,8 @@ impl Lead {
     /// Tells everyone how it ended, if anyone is there or may still come.
     pub fn conclude(&mut self, conclusion: &Arc<Conclusion>) {
         self.done = true;
-        if self.listed || self.flight.stage.receiver_count() > 0 {
-            self.flight.stage.send_replace(Stage::Done(conclusion.clone()));
+        if self.listed || self.flight.has_seats() {
+            self.flight.set_stage(Stage::Done(conclusion.clone()));
         }
     }
 }
@@ -277,10 +317,16 @@ impl Witness {
 #[derive(Debug)]
 pub struct Seat {
     flight: Arc<Flight>,
-    stage: watch::Receiver<Stage>,
+    /// How many changes of the stage were seen.
+    seen: u8,
 }
 
 impl Seat {
+    fn take(flight: &Arc<Flight>) -> Seat {
+        flight.seats.fetch_add(1, Ordering::AcqRel);
+        Seat { flight: flight.clone(), seen: 0 }
+    }
+
     /// What the flight's first request was.
     pub fn fingerprint(&self) -> &Fingerprint {
         &self.flight.fingerprint
@@ -293,13 +339,30 @@ impl Seat {
 
     /// How far the flight is.
     pub fn stage(&mut self) -> Stage {
-        self.stage.borrow_and_update().clone()
+        let present = lock(&self.flight.stage);
+        self.seen = present.0;
+        present.1.clone()
     }
 
     /// Returns when the stage changed since it was last asked for.
     pub async fn changed(&mut self) {
-        // The sender is in the flight that `self` holds, so it is never gone.
-        let _ = self.stage.changed().await;
+        loop {
+            let mut changed = pin!(self.flight.changed.notified());
+            // Heard from here on, so that none is missed behind the look.
+            changed.as_mut().enable();
+            if lock(&self.flight.stage).0 != self.seen {
+                return;
+            }
+            changed.await;
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        if self.flight.seats.fetch_sub(1, Ordering::AcqRel) == 1 {
+            self.flight.deserted.notify_waiters();
+        }
     }
 }
 

@@ -146,7 +146,7 @@ async fn attempt(
         None => return Outcome::NotSent(unreachable("no connection could be made in time")),
     };
     let outcome = receive(route, lease, outgoing, head, caller).await;
-    route.metrics.upstream_seconds.observe(started.elapsed().as_secs_f64());
+    route.metrics.upstream_seconds.took(started.elapsed());
     outcome
 }
 

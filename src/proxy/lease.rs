@@ -259,7 +259,7 @@ impl Drop for Lease {
         if self.protected {
             let of_lease = self.part_used().max(self.worst.load(Ordering::Relaxed) as f64 / 1000.0);
             let of_patience = self.begun.elapsed().as_secs_f64() / self.claim.abandon_after.as_secs_f64();
-            self.route.metrics.lease_used.observe(of_lease.max(of_patience));
+            self.route.metrics.lease_used.used(of_lease.max(of_patience));
         }
     }
 }

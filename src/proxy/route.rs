@@ -25,7 +25,7 @@ pub struct Route {
     pub config: Arc<config::Route>,
     /// Connections to the upstream.
     pub pool: Pool,
-    /// What `max_in_flight` bounds, over all cores.
+    /// What `max_in_flight` bounds, over all cores; a gauge shows it.
     pub in_flight: Budget,
     /// What `limits.buffered` bounds, over all routes and cores.
     pub buffered: Budget,
@@ -67,14 +67,16 @@ impl Routes {
     }
 
     /// The same routes for another core: with connections of its own, those of the routes that it runs where they can
-    /// be kept.
-    pub fn for_another_core(&self, running: Option<&Routes>) -> Routes {
+    /// be kept. The name is its own too: records bear it, and the cores would count the holders of one copy together.
+    pub fn for_another_core(&self, buffered: &Budget, running: Option<&Routes>) -> Routes {
         let routes = self.0.iter().map(|route| {
-            let kept = running.and_then(|routes| routes.named(&route.config.name)?.reusable_pool(&route.config));
+            let name = Arc::from(&*route.config.name);
+            let running = running.and_then(|routes| routes.named(&route.config.name));
+            let kept = running.and_then(|running| running.reusable_pool(&route.config));
             Arc::new(Route {
-                config: route.config.clone(),
-                in_flight: route.in_flight.clone(),
-                buffered: route.buffered.clone(),
+                config: Arc::new(config::Route { name, ..config::Route::clone(&route.config) }),
+                in_flight: running.map_or_else(|| route.in_flight.for_another_core(), |route| route.in_flight.clone()),
+                buffered: buffered.clone(),
                 pool: kept.unwrap_or_else(|| route.pool.for_another_core()),
                 metrics: route.metrics.clone(),
                 index: route.index,

@@ -12,8 +12,9 @@ use crate::metrics::Metrics;
 use crate::shutdown::{Signal, Tasks};
 use crate::trace::Tracer;
 
-/// What the proxies of all cores share.
-#[derive(Clone, Debug)]
+/// What the proxies of all cores share. Each core has one of its own, whose parts count together: what is counted for each
+/// request in one place, the cores pass back and forth.
+#[derive(Debug)]
 pub struct Shared {
     pub(super) flights: Arc<Flights>,
     pub(super) recent: Arc<Recent>,
@@ -38,12 +39,29 @@ impl Shared {
             recent: Recent::new(),
             in_flight: Budget::new(limits.in_flight),
             waiting: Budget::new(limits.waiting),
-            buffered: Budget::new(limits.buffered).shown_by(metrics.buffered_bytes()),
+            buffered: Budget::shown_by(metrics.buffered_bytes(), limits.buffered),
             metrics: metrics.clone(),
             tracer,
             tasks: Tasks::default(),
             stopping: Signal::new(),
             cut_off: Signal::new(),
+        }
+    }
+
+    /// The same for another core.
+    pub(super) fn for_another_core(&self) -> Shared {
+        Shared {
+            flights: self.flights.for_another_core(),
+            recent: self.recent.clone(),
+            in_flight: self.in_flight.for_another_core(),
+            waiting: self.waiting.for_another_core(),
+            buffered: self.buffered.for_another_core(),
+            metrics: self.metrics.clone(),
+            tracer: self.tracer.clone(),
+            tasks: self.tasks.for_another_core(),
+            // Only looked at, while requests come.
+            stopping: self.stopping.clone(),
+            cut_off: self.cut_off.follower(),
         }
     }
 
