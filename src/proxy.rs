@@ -146,7 +146,8 @@ impl Core {
         notes: &Notes,
     ) -> Result<Answer, Problem> {
         if let Found::Key(key) = &found
-            && let Some(answer) = self.replay_without_body(route, head, key, notes).await
+            && head.headers.contains_key(EXPECT)
+            && let Some(answer) = Box::pin(self.replay_without_body(route, head, key, notes)).await
         {
             body::discard(head, body);
             return Ok(answer);
@@ -163,7 +164,7 @@ impl Core {
             if route.config.key_required {
                 return Err(Problem::key_missing());
             }
-            return self.pass(route, head, Plain::Read(body.bytes), peer, notes).await;
+            return Box::pin(self.pass(route, head, Plain::Read(body.bytes), peer, notes)).await;
         };
         if tunnel::asked_for(head).is_some() {
             return Err(Problem::key_with_upgrade());
@@ -172,7 +173,10 @@ impl Core {
         notes.about(&identity.id);
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
         let body = Some(body);
-        Keyed { core: self, route, head, peer, preferred_wait, body, fingerprint, key, identity, notes }.answer().await
+        // Lent to the rest of the way: a future keeps room twice for what it is given.
+        let mut keyed =
+            Keyed { core: self, route, head, peer, preferred_wait, body, fingerprint, key, identity, notes };
+        keyed.answer().await
     }
 
     /// The replay for a client that asks whether to send its body (RFC 9110 section 10.1.1), where that does not count.
@@ -185,7 +189,7 @@ impl Core {
         notes: &Notes,
     ) -> Option<Answer> {
         let policy = &self.policies[route.index];
-        if !head.headers.contains_key(EXPECT) || !policy.ignores_body() || tunnel::asked_for(head).is_some() {
+        if !policy.ignores_body() || tunnel::asked_for(head).is_some() {
             return None;
         }
         let fingerprint = policy.fingerprint(head, &[]).ok()?;

@@ -113,7 +113,7 @@ impl FromStr for Token {
 }
 
 /// The name of a record: `route-name:` and 32 hex characters. It is a hash, so it is safe to print.
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct RecordId {
     route: Arc<str>,
     hash: [u8; 16],
@@ -138,6 +138,13 @@ impl RecordId {
     /// The hash as 32 lower-case hex characters.
     pub fn hex(&self) -> String {
         with_hex(&self.hash, str::to_owned)
+    }
+}
+
+impl std::hash::Hash for RecordId {
+    /// The hash says it all, the route's name included.
+    fn hash<H: std::hash::Hasher>(&self, hasher: &mut H) {
+        hasher.write(&self.hash);
     }
 }
 

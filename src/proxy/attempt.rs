@@ -15,7 +15,7 @@ use super::in_flight::InFlight;
 use super::key::{Identity, Key};
 use super::lease::Lease;
 use super::notes::Notes;
-use super::record::{self, Ending};
+use super::record::{self, Ending, Unfinished};
 use super::route::Route;
 use super::shared::Shared;
 use crate::config::BodyMode;
@@ -34,23 +34,25 @@ pub(super) struct Attempt {
     pub(super) outgoing: Outgoing,
     pub(super) identity: Identity,
     pub(super) key: Key,
-    pub(super) in_flight: InFlight,
+    /// Given back before the caller has its answer.
+    pub(super) in_flight: Option<InFlight>,
     pub(super) notes: Notes,
 }
 
 impl Attempt {
     /// Claims, forwards and records; nothing that the caller does cancels it.
     pub(super) async fn run(self: Box<Self>, mut lead: Lead, mut caller: Caller) {
-        match claim::claim(&self.route, &self.store, self.claim.clone(), &self.notes).await {
+        match claim::claim(&self.route, &self.store, &self.claim, &self.notes).await {
             Claimed::Granted(lease, first_form) if lead.granted() => {
-                self.execute(lease, first_form, lead, caller).await;
+                self.execute(lease, first_form, &mut lead, &mut caller).await;
             }
+            // Boxed, as all that is rare: the future of each attempt would be larger by it.
             Claimed::Granted(lease, _) => {
                 let problem = claim::unavailable(&lease.claim().id);
-                self.give_up(lease, problem, lead, caller).await;
+                Box::pin(self.give_up(lease, problem, lead, caller)).await;
             }
             Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
-            Claimed::GivenUp(lease, problem) => self.give_up(lease, problem, lead, caller).await,
+            Claimed::GivenUp(lease, problem) => Box::pin(self.give_up(lease, problem, lead, caller)).await,
             Claimed::Elsewhere => {
                 let Attempt { _counted, route, store, shared, claim, outgoing, in_flight, .. } = *self;
                 // From here on it only waits; it should not hold what an attempt needs.
@@ -77,50 +79,57 @@ impl Attempt {
     }
 
     async fn execute(
-        self: Box<Self>,
+        mut self: Box<Self>,
         mut lease: Box<Lease>,
         first_form: Option<bool>,
-        mut lead: Lead,
-        mut caller: Caller,
+        lead: &mut Lead,
+        caller: &mut Caller,
     ) {
-        let Attempt { _counted, route, shared, mut outgoing, identity, key, in_flight, notes, .. } = *self;
-        lease.write_notes(notes);
+        // In the box: moved out of it, it would have room in the future as well.
+        let Attempt { route, shared, outgoing, identity, key, in_flight, notes, .. } = &mut *self;
+        lease.write_notes(std::mem::take(notes));
         // Where the body does not count, any two deliveries to one address are the same request.
         if route.config.fingerprint.body != BodyMode::Ignore {
-            shared.recent.note(&identity, &lease.claim().fingerprint, &route.metrics);
+            shared.recent.note(identity, &lease.claim().fingerprint, &route.metrics);
         }
         if let Some(quoted) = first_form {
-            headers::keep_key_form(&route.config, &mut outgoing.fields, &key, quoted);
+            headers::keep_key_form(&route.config, &mut outgoing.fields, key, quoted);
         }
-        let ending = hold(&route, &lease, outgoing, &mut caller, &shared.cut_off).await;
+        let ending = hold(route, &lease, outgoing, caller, &shared.cut_off).await;
         let Ending { conclusion, unfinished, hold } = ending;
         if (lead.told_unknown() || caller.left()) && matches!(*conclusion, Conclusion::Answered(_)) {
             route.metrics.late_answers.inc();
         }
-        drop(in_flight);
+        *in_flight = None;
         if hold {
             lead.conclude(&conclusion);
             caller.deliver(Delivery::Concluded(conclusion));
         } else {
-            conclude(&mut lead, &mut caller, conclusion);
+            conclude(lead, caller, conclusion);
         }
         if let Some(unfinished) = unfinished {
-            tokio::select! {
-                () = Box::pin(record::finish(&route, &lease, unfinished)) => {}
-                never = lease.keep_alive() => match never {},
-                () = shared.cut_off.given() => {
-                    tracing::error!(record = %lease.claim().id, "stopped before the outcome could be recorded");
-                }
-            }
+            Box::pin(finish(route, &lease, unfinished, &shared.cut_off)).await;
+        }
+    }
+}
+
+/// Repeats the write that has not landed, until it does or the stop cuts it off.
+async fn finish(route: &Route, lease: &Lease, unfinished: Unfinished, cut_off: &Signal) {
+    tokio::select! {
+        () = record::finish(route, lease, unfinished) => {}
+        never = lease.keep_alive() => match never {},
+        () = cut_off.given() => {
+            tracing::error!(record = %lease.claim().id, "stopped before the outcome could be recorded");
         }
     }
 }
 
 /// Forwards and records, while the lease is kept alive; until the stop cuts it off, and even if it panics.
-async fn hold(route: &Route, lease: &Lease, outgoing: Outgoing, caller: &mut Caller, cut_off: &Signal) -> Ending {
+async fn hold(route: &Route, lease: &Lease, outgoing: &mut Outgoing, caller: &mut Caller, cut_off: &Signal) -> Ending {
     let work = std::pin::pin!(async {
-        let outcome = forward::forward(route, lease, outgoing, caller).await;
-        record::record(route, lease, outcome).await
+        // Boxed one by one: in pieces of this size memory is had at once.
+        let outcome = Box::pin(forward::forward(route, lease, outgoing, caller)).await;
+        Box::pin(record::record(route, lease, outcome)).await
     });
     let worked = tokio::select! {
         biased;

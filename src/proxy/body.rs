@@ -3,7 +3,7 @@
 //! Everything that is held in memory is accounted for in one [`Budget`] of the process, so that many large bodies are
 //! refused rather than swapped.
 
-use std::pin::Pin;
+use std::pin::{Pin, pin};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
 
@@ -108,8 +108,7 @@ enum Late {
 }
 
 impl Patience<'_> {
-    async fn wait<F: Future>(self, arriving: F) -> Result<F::Output, Late> {
-        let mut arriving = std::pin::pin!(arriving);
+    async fn wait<F: Future>(self, mut arriving: Pin<&mut F>) -> Result<F::Output, Late> {
         let end = Instant::now() + self.within;
         let mut stop = None;
         loop {
@@ -140,13 +139,17 @@ pub async fn read(
         discard(head, body);
         return Err(too_large(max));
     }
-    let mut share = budget.take(0).ok_or_else(overloaded)?;
+    let mut share = budget.nothing();
     if declared == Some(0) {
         settle(head).await;
         return Ok(Whole { bytes: Bytes::new(), share });
     }
     let mut body = begun(head, body).await?;
-    match patience.wait(collect(&mut body, max, &mut share)).await {
+    let collected = {
+        let collecting = pin!(collect(&mut body, max, &mut share));
+        patience.wait(collecting).await
+    };
+    match collected {
         Ok(Ok(bytes)) => {
             settle(head).await;
             Ok(Whole { bytes, share })
@@ -219,7 +222,7 @@ pub async fn begun(head: &request::Parts, body: Incoming) -> Result<Arriving, Pr
     if !expects || arriving.rest.is_end_stream() {
         return Ok(arriving);
     }
-    match tokio::time::timeout(EXPECT_TIME, arriving.rest.frame()).await {
+    match Box::pin(tokio::time::timeout(EXPECT_TIME, arriving.rest.frame())).await {
         Ok(first) => {
             arriving.first = first.transpose().map_err(|_| broken())?;
             Ok(arriving)

@@ -48,10 +48,10 @@ pub fn attempt(route: &config::Route, id: &RecordId, fingerprint: &Fingerprint, 
 }
 
 /// Asks the store.
-pub async fn claim(route: &Arc<Route>, store: &Arc<dyn Store>, claim: Claim, notes: &Notes) -> Claimed {
+pub async fn claim(route: &Arc<Route>, store: &Arc<dyn Store>, claim: &Claim, notes: &Notes) -> Claimed {
     // The clock starts before the message does: the lease cannot have begun earlier.
     let begun = Instant::now();
-    let reply = store.claim(&claim).await;
+    let reply = store.claim(claim).await;
     notes.stored("store claim", Some(begun), reply.as_ref().err().map(|error| error.kind.as_str()));
     let reply = match reply {
         Ok(reply) => reply,
@@ -63,7 +63,7 @@ pub async fn claim(route: &Arc<Route>, store: &Arc<dyn Store>, claim: Claim, not
             if taken_over.is_some() {
                 tracing::warn!(record = %id, attempts, "unknown outcome taken over, sending again");
             }
-            let lease = Lease::granted(store.clone(), claim, route.clone(), begun);
+            let lease = Lease::granted(store.clone(), claim.clone(), route.clone(), begun);
             Claimed::Granted(Box::new(lease), taken_over)
         }
         ClaimReply::Completed(replay) => Claimed::Concluded(replayed(route, id, replay)),
@@ -77,16 +77,16 @@ pub async fn claim(route: &Arc<Route>, store: &Arc<dyn Store>, claim: Claim, not
     }
 }
 
-fn failed(route: &Arc<Route>, store: &Arc<dyn Store>, claim: Claim, begun: Instant, error: &StoreError) -> Claimed {
+fn failed(route: &Arc<Route>, store: &Arc<dyn Store>, claim: &Claim, begun: Instant, error: &StoreError) -> Claimed {
     let outage = matches!(error.kind, StoreErrorKind::Unreachable | StoreErrorKind::TimedOut);
     tracing::warn!(record = %claim.id, kind = error.kind.as_str(), error = %Chain(error), "claim failed");
     if outage && route.config.on_store_error == OnStoreError::Forward {
-        let lease = Lease::unprotected(store.clone(), claim, route.clone(), begun);
+        let lease = Lease::unprotected(store.clone(), claim.clone(), route.clone(), begun);
         return Claimed::Granted(Box::new(lease), None);
     }
     let problem = unavailable(&claim.id);
     if error.may_have_run {
-        let lease = Lease::granted(store.clone(), claim, route.clone(), begun);
+        let lease = Lease::granted(store.clone(), claim.clone(), route.clone(), begun);
         return Claimed::GivenUp(Box::new(lease), problem);
     }
     Claimed::Concluded(problem.into())

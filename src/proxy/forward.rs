@@ -27,7 +27,7 @@ use super::route::Route;
 use crate::config::Verdict;
 use crate::metrics::RequestResult;
 use crate::record::{Reason, Response};
-use crate::upstream::{RequestBody, ResponseBody, SendError};
+use crate::upstream::{ConnectError, Connection, RequestBody, ResponseBody, SendError};
 
 /// A keyed request as the upstream is to see it.
 #[derive(Debug)]
@@ -92,7 +92,7 @@ pub enum Outcome {
     /// Certainly not one byte was sent.
     NotSent(Problem),
     /// A whole response arrived.
-    Answered(Whole),
+    Answered(Box<Whole>),
     /// A whole response arrived, and flowed to the caller without being kept.
     Flowed(Response),
     /// Nobody can tell.
@@ -115,9 +115,9 @@ pub struct Whole {
 }
 
 /// Sends the request and reads the response, under the lease.
-pub async fn forward(route: &Route, lease: &Lease, mut outgoing: Outgoing, caller: &mut Caller) -> Outcome {
+pub async fn forward(route: &Route, lease: &Lease, outgoing: &mut Outgoing, caller: &mut Caller) -> Outcome {
     let mut sending = Sending::begin(lease.notes(), &route.config, &outgoing.method, &outgoing.target);
-    let outcome = attempt(route, lease, &mut outgoing, &mut sending, caller).await;
+    let outcome = attempt(route, lease, outgoing, &mut sending, caller).await;
     match &outcome {
         Outcome::Answered(whole) => sending.ended(Some(whole.status.as_u16()), None),
         Outcome::Flowed(kept) => sending.ended(Some(kept.status()), None),
@@ -135,58 +135,91 @@ async fn attempt(
     caller: &mut Caller,
 ) -> Outcome {
     let started = Instant::now();
-    let sent = {
+    let (mut head, mut body) = {
         let sending = pin!(send(route, lease, outgoing, sending));
-        route.alarms.bound(lease.abandon_at(), sending).await
+        match route.alarms.bound(lease.abandon_at(), sending).await {
+            Some(Ok(response)) => response.into_parts(),
+            Some(Err(outcome)) => return *outcome,
+            None if lease.was_sent() => return Outcome::Unknown(Reason::Timeout, None),
+            None => return Outcome::NotSent(unreachable("no connection could be made in time")),
+        }
     };
-    let head = match sent {
-        Some(Ok(head)) => head,
-        Some(Err(outcome)) => return outcome,
-        None if lease.was_sent() => return Outcome::Unknown(Reason::Timeout, None),
-        None => return Outcome::NotSent(unreachable("no connection could be made in time")),
+    let outcome = match receive(route, lease, outgoing, &mut head, &mut body).await {
+        Received::Over(outcome) => outcome,
+        Received::TooMuch(begun) => Box::pin(flow(route, lease, &head, begun, body, caller)).await,
     };
-    let outcome = receive(route, lease, outgoing, head, caller).await;
     route.metrics.upstream_seconds.took(started.elapsed());
     outcome
 }
+
+/// What is known when nothing came back. Boxed, as all that is rare here: the future of each attempt would be larger.
+type Unanswered = Box<Outcome>;
 
 async fn send(
     route: &Route,
     lease: &Lease,
     outgoing: &Outgoing,
     sending: &mut Sending,
-) -> Result<http::Response<ResponseBody>, Outcome> {
-    let mut connection = route.pool.checkout().await;
-    for resend in [false, true] {
-        let ready = match connection {
-            Ok(ready) => ready,
-            Err(error) => {
-                tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream not reached");
-                return Err(Outcome::NotSent(unreachable(error.outline())));
-            }
-        };
-        lease.may_send().await.map_err(Outcome::NotSent)?;
-        lease.set_sent(true);
-        let mut request = outgoing.request();
-        sending.mark(request.headers_mut());
-        match ready.send(request).await {
-            Ok(response) => return Ok(response),
-            Err(SendError::NotSent { source, .. }) => {
-                lease.set_sent(false);
-                if resend {
-                    return Err(Outcome::NotSent(unreachable(source)));
-                }
-                route.metrics.upstream_resends.inc();
-                sending.again();
-                connection = route.pool.connect().await;
-            }
-            Err(error @ SendError::MayHaveRun { .. }) => {
-                tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream broke off");
-                return Err(Outcome::Unknown(Reason::Reset, None));
-            }
-        }
+) -> Result<http::Response<ResponseBody>, Unanswered> {
+    let connection = match route.pool.reuse() {
+        Some(connection) => connection,
+        None => Box::pin(route.pool.checkout()).await.map_err(|error| not_connected(lease, &error))?,
+    };
+    lease.may_send().await.map_err(not_sent)?;
+    match hand_over(lease, connection, outgoing, sending).await {
+        Ok(response) => return Ok(response),
+        Err(SendError::NotSent { .. }) => lease.set_sent(false),
+        Err(error) => return Err(broken(lease, &error)),
     }
-    unreachable!("the second round returns")
+    Box::pin(send_again(route, lease, outgoing, sending)).await
+}
+
+/// Sends once more what was certainly not sent, on a fresh connection.
+async fn send_again(
+    route: &Route,
+    lease: &Lease,
+    outgoing: &Outgoing,
+    sending: &mut Sending,
+) -> Result<http::Response<ResponseBody>, Unanswered> {
+    route.metrics.upstream_resends.inc();
+    sending.again();
+    let connection = route.pool.connect().await.map_err(|error| not_connected(lease, &error))?;
+    lease.may_send().await.map_err(not_sent)?;
+    match hand_over(lease, connection, outgoing, sending).await {
+        Ok(response) => Ok(response),
+        Err(SendError::NotSent { source, .. }) => {
+            lease.set_sent(false);
+            Err(not_sent(unreachable(source)))
+        }
+        Err(error) => Err(broken(lease, &error)),
+    }
+}
+
+/// Gives the request to the connection at once: from here on a byte of it may have left.
+fn hand_over(
+    lease: &Lease,
+    connection: Connection,
+    outgoing: &Outgoing,
+    sending: &Sending,
+) -> impl Future<Output = Result<http::Response<ResponseBody>, SendError>> + Send + use<> {
+    lease.set_sent(true);
+    let mut request = outgoing.request();
+    sending.mark(request.headers_mut());
+    connection.send(request)
+}
+
+fn not_connected(lease: &Lease, error: &ConnectError) -> Unanswered {
+    tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream not reached");
+    not_sent(unreachable(error.outline()))
+}
+
+fn not_sent(problem: Problem) -> Unanswered {
+    Box::new(Outcome::NotSent(problem))
+}
+
+fn broken(lease: &Lease, error: &SendError) -> Unanswered {
+    tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream broke off");
+    Box::new(Outcome::Unknown(Reason::Reset, None))
 }
 
 fn unreachable(why: impl std::fmt::Display) -> Problem {
@@ -196,43 +229,50 @@ fn unreachable(why: impl std::fmt::Display) -> Problem {
     )
 }
 
+/// A response's body, as far as it is kept.
+enum Received {
+    /// It is over, or no more of it comes.
+    Over(Outcome),
+    /// It is too large to be kept, or never ends; this is what came of it.
+    TooMuch(Bytes),
+}
+
 async fn receive(
     route: &Route,
     lease: &Lease,
     outgoing: &mut Outgoing,
-    response: http::Response<ResponseBody>,
-    caller: &mut Caller,
-) -> Outcome {
-    let (mut head, mut body) = response.into_parts();
+    head: &mut response::Parts,
+    body: &mut ResponseBody,
+) -> Received {
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         // Nobody asked for it. Passed on, it would make the caller read what follows as another protocol.
-        return Outcome::Unknown(Reason::Status, Some(kept_head(route, lease, &head)));
+        return Received::Over(Outcome::Unknown(Reason::Status, Some(kept_head(route, lease, head))));
     }
     let bodiless = outgoing.method == Method::HEAD || head.status == StatusCode::NOT_MODIFIED;
     let limit = route.config.max_response_body;
     let declared = body.size_hint().exact().unwrap_or(0);
-    if !bodiless && (declared > limit as u64 || is_event_stream(&head)) {
-        return flow(route, lease, &head, Bytes::new(), body, caller).await;
+    if !bodiless && (declared > limit as u64 || is_event_stream(head)) {
+        return Received::TooMuch(Bytes::new());
     }
     let collected = {
-        let collecting = pin!(collect(&mut body, limit, &mut outgoing.share));
+        let collecting = pin!(collect(body, limit, &mut outgoing.share));
         route.alarms.bound(lease.abandon_at(), collecting).await
     };
-    match collected {
-        Some(Ok(Collected::All(bytes, trailers, share))) => Outcome::Answered(Whole {
+    Received::Over(match collected {
+        Some(Ok(Collected::All(bytes, trailers, share))) => Outcome::Answered(Box::new(Whole {
             status: head.status,
             fields: headers::from_upstream(std::mem::take(&mut head.headers), head.version, bodiless),
-            trailers,
+            trailers: trailers.map(|trailers| *trailers),
             uncounted: bytes.clone(),
             body: body::counted(bytes, share),
-        }),
-        Some(Ok(Collected::TooMuch(begun))) => flow(route, lease, &head, begun, body, caller).await,
+        })),
+        Some(Ok(Collected::TooMuch(begun))) => return Received::TooMuch(begun),
         Some(Err(error)) => {
             tracing::warn!(record = %lease.claim().id, error = %Chain(&*error), "upstream's response broke off");
-            Outcome::Unknown(Reason::Truncated, Some(kept_head(route, lease, &head)))
+            Outcome::Unknown(Reason::Truncated, Some(kept_head(route, lease, head)))
         }
-        None => Outcome::Unknown(Reason::Timeout, Some(kept_head(route, lease, &head))),
-    }
+        None => Outcome::Unknown(Reason::Timeout, Some(kept_head(route, lease, head))),
+    })
 }
 
 fn is_event_stream(head: &response::Parts) -> bool {
@@ -248,7 +288,7 @@ fn kept_head(route: &Route, lease: &Lease, head: &response::Parts) -> Response {
 }
 
 enum Collected {
-    All(Bytes, Option<HeaderMap>, Share),
+    All(Bytes, Option<Box<HeaderMap>>, Share),
     TooMuch(Bytes),
 }
 
@@ -268,7 +308,7 @@ async fn collect(
                     return Ok(Collected::TooMuch(pieces.into_bytes()));
                 }
             }
-            Err(frame) => trailers = headers::frame_to_pass(frame).into_trailers().ok(),
+            Err(frame) => trailers = headers::frame_to_pass(frame).into_trailers().ok().map(Box::new),
         }
     }
     let share = share.split(pieces.len());

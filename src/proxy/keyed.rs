@@ -48,7 +48,9 @@ pub(super) struct Keyed<'a> {
 
 impl Keyed<'_> {
     /// Leads a flight for the key, or joins the one that is on.
-    pub(super) async fn answer(mut self) -> Result<Answer, Problem> {
+    ///
+    /// Rare ways are boxed, here and on: the future of each keyed request would be larger by them.
+    pub(super) async fn answer(&mut self) -> Result<Answer, Problem> {
         loop {
             let seat = match self.core.shared.flights.enter(&self.identity.id, &self.fingerprint) {
                 Turn::Lead(lead) => return self.lead(lead).await,
@@ -57,11 +59,12 @@ impl Keyed<'_> {
             if !seat.fingerprint().conflicts_with(&self.fingerprint) {
                 self.let_go();
             }
-            match self.join(seat).await {
+            match Box::pin(self.join(seat)).await {
                 Joined::AskStore(false) => {}
                 Joined::AskStore(true) => {
-                    let Keyed { route, identity, fingerprint, .. } = &self;
-                    let conclusion = claim::ask(route, &self.core.store, &identity.id, fingerprint, self.notes).await;
+                    let Keyed { route, identity, fingerprint, .. } = self;
+                    let asking = claim::ask(route, &self.core.store, &identity.id, fingerprint, self.notes);
+                    let conclusion = Box::pin(asking).await;
                     return Ok(self.first(Arc::new(conclusion)));
                 }
                 joined => return Ok(self.joined(joined)),
@@ -70,15 +73,15 @@ impl Keyed<'_> {
     }
 
     /// Runs the attempt as a counted task, and listens to it.
-    async fn lead(mut self, lead: Lead) -> Result<Answer, Problem> {
+    async fn lead(&mut self, lead: Lead) -> Result<Answer, Problem> {
         let in_flight = match InFlight::enter(&self.core.shared, self.route) {
             Ok(in_flight) => in_flight,
-            Err(problem) => return Ok(self.without_room(lead, problem).await),
+            Err(problem) => return Ok(Box::pin(self.without_room(lead, problem)).await),
         };
         // It could only join when it let go of its body, and has been asked to lead after all.
         let Some(body) = self.body.take() else {
             let problem = Problem::in_progress(&self.identity.id);
-            return Ok(self.without_room(lead, problem).await);
+            return Ok(Box::pin(self.without_room(lead, problem)).await);
         };
         let (sender, receiver) = oneshot::channel();
         let witness = lead.witness();
@@ -92,7 +95,7 @@ impl Keyed<'_> {
             outgoing: self.outgoing(body),
             identity: self.identity.clone(),
             key: self.key.clone(),
-            in_flight,
+            in_flight: Some(in_flight),
             notes: self.notes.clone(),
         });
         tokio::spawn(Box::pin(attempt.run(lead, Caller::new(sender))));
@@ -102,7 +105,7 @@ impl Keyed<'_> {
             Some(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),
             Some(Ok(Delivery::Elsewhere(seat))) => {
                 self.let_go();
-                let joined = self.join(seat).await;
+                let joined = Box::pin(self.join(seat)).await;
                 Ok(self.joined(joined))
             }
             Some(Err(_)) => Err(Problem::doubted(&self.identity.id, Reason::Panic, false)),

@@ -112,6 +112,11 @@ impl Lease {
         if !self.protected || self.age() < self.claim.lease * 2 / 3 {
             return Ok(());
         }
+        // Boxed, as all that is rare: the future of each attempt would be larger by it.
+        Box::pin(self.confirm()).await
+    }
+
+    async fn confirm(&self) -> Result<(), Problem> {
         let _operation = self.operation.lock().await;
         match self.renew().await {
             Ok(RenewReply::Extended) => Ok(()),
@@ -129,35 +134,47 @@ impl Lease {
     /// Renews the lease every third of it, until it is dropped, or the record is no longer this attempt's to renew.
     pub async fn keep_alive(&self) -> Infallible {
         if self.protected {
-            let third = self.claim.lease / 3;
-            let mut due = self.since() + third;
+            let mut due = self.since() + self.claim.lease / 3;
             let mut failed = false;
             loop {
                 self.route.alarms.until(due).await;
-                let _operation = self.operation.lock().await;
-                due = Instant::now() + third;
-                let renewed = tokio::select! {
-                    biased;
-                    () = self.make_way.notified() => continue,
-                    renewed = self.renew() => renewed,
-                };
-                match renewed {
-                    Ok(RenewReply::Extended | RenewReply::Rewritten) => failed = false,
-                    Ok(reply @ (RenewReply::Lapsed | RenewReply::Lost)) => {
-                        tracing::info!(record = %self.claim.id, ?reply, "the record is decided, no longer renewed");
-                        break;
-                    }
-                    Err(error) => {
-                        // Once for each outage: there may be thousands of attempts, and each tries often.
-                        if !std::mem::replace(&mut failed, true) {
-                            tracing::warn!(record = %self.claim.id, %error, "lease not renewed, trying on");
-                        }
-                        due = Instant::now() + third / 4;
-                    }
+                // Boxed: most attempts never come to it.
+                match Box::pin(self.keep_on(&mut failed)).await {
+                    Some(next) => due = next,
+                    None => break,
                 }
             }
         }
         std::future::pending().await
+    }
+
+    /// Renews the lease once, unless a write that ends the claim wants its turn, and says when to do so again.
+    async fn keep_on(&self, failed: &mut bool) -> Option<Instant> {
+        let _operation = self.operation.lock().await;
+        let third = self.claim.lease / 3;
+        let due = Instant::now() + third;
+        let renewed = tokio::select! {
+            biased;
+            () = self.make_way.notified() => return Some(due),
+            renewed = self.renew() => renewed,
+        };
+        match renewed {
+            Ok(RenewReply::Extended | RenewReply::Rewritten) => {
+                *failed = false;
+                Some(due)
+            }
+            Ok(reply @ (RenewReply::Lapsed | RenewReply::Lost)) => {
+                tracing::info!(record = %self.claim.id, ?reply, "the record is decided, no longer renewed");
+                None
+            }
+            Err(error) => {
+                // Once for each outage: there may be thousands of attempts, and each tries often.
+                if !std::mem::replace(failed, true) {
+                    tracing::warn!(record = %self.claim.id, %error, "lease not renewed, trying on");
+                }
+                Some(Instant::now() + third / 4)
+            }
+        }
     }
 
     /// The turn of a write that ends the claim. A renewal that hangs must not keep the caller from its answer; should it

@@ -42,12 +42,13 @@ pub enum Unfinished {
     Doubt(Reason, Option<Response>),
 }
 
-/// Makes the write that the outcome asks for.
+/// Makes the write that the outcome asks for. All but a completion is rare, and boxed: the future of each attempt would be
+/// larger by it.
 pub async fn record(route: &Route, lease: &Lease, outcome: Outcome) -> Ending {
     match outcome {
         Outcome::NotSent(problem) => {
             let problem = problem.about(&lease.claim().id);
-            ending(problem.into(), release(lease).await)
+            ending(problem.into(), Box::pin(release(lease)).await)
         }
         Outcome::Unknown(reason, response) => {
             let resend = route.config.on_unknown == OnUnknown::Resend;
@@ -56,10 +57,10 @@ pub async fn record(route: &Route, lease: &Lease, outcome: Outcome) -> Ending {
             if !lease.is_protected() {
                 return ending(problem.unprotected().into(), Some(Unfinished::Doubt(reason, response)));
             }
-            ending(problem.into(), doubt(lease, reason, response).await)
+            ending(problem.into(), Box::pin(doubt(lease, reason, response)).await)
         }
         Outcome::Answered(whole) => answered(route, lease, whole).await,
-        Outcome::Flowed(kept) => flowed(route, lease, kept).await,
+        Outcome::Flowed(kept) => Box::pin(flowed(route, lease, kept)).await,
     }
 }
 
@@ -67,7 +68,7 @@ fn ending(conclusion: Conclusion, unfinished: Option<Unfinished>) -> Ending {
     Ending { conclusion: Arc::new(conclusion), unfinished, hold: false }
 }
 
-async fn answered(route: &Route, lease: &Lease, whole: Whole) -> Ending {
+async fn answered(route: &Route, lease: &Lease, whole: Box<Whole>) -> Ending {
     let status = whole.status.as_u16();
     let body = Some(whole.uncounted.clone());
     let origin = lease.notes().origin();
@@ -83,12 +84,14 @@ async fn answered(route: &Route, lease: &Lease, whole: Whole) -> Ending {
                 Completed::Instead(conclusion) => return ending(conclusion, None),
                 Completed::Failed => (Settled::NotRecorded, Some(Unfinished::Complete(recorded.clone()))),
             },
-            Verdict::Release => (Settled::Released, release(lease).await),
-            Verdict::Unknown => (Settled::Doubted, doubt(lease, Reason::Status, Some(recorded.clone())).await),
+            Verdict::Release => (Settled::Released, Box::pin(release(lease)).await),
+            Verdict::Unknown => {
+                (Settled::Doubted, Box::pin(doubt(lease, Reason::Status, Some(recorded.clone()))).await)
+            }
         }
     };
     let hold = lease.is_protected() && matches!(unfinished, Some(Unfinished::Complete(_)));
-    let Whole { fields, trailers, body, .. } = whole;
+    let Whole { fields, trailers, body, .. } = *whole;
     let answered = Answered { fields, trailers, body, recorded, settled };
     Ending { conclusion: Arc::new(Conclusion::Answered(Box::new(answered))), unfinished, hold }
 }

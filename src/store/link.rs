@@ -87,6 +87,11 @@ impl<P: Peer> Link<P> {
         &self.alarms
     }
 
+    /// The open connection, if there is one.
+    pub(super) fn open(&self) -> Option<P::Connection> {
+        self.look().ok()
+    }
+
     /// The open connection. One caller opens it while the others wait, and all who waited share its failure.
     pub(super) async fn connection(&self) -> Result<P::Connection, P::Failure> {
         let failed_before = match self.look() {

@@ -26,7 +26,7 @@ use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, OnUnknown, Reason,
-    Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Token, lapse,
+    Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Timestamp, Token, lapse,
 };
 
 mod acknowledge;
@@ -128,43 +128,74 @@ impl RedisStore {
         Limits::new(self.shared.timeout)
     }
 
-    fn attempt<'a>(&self, script: &'a Script, claim: &Claim, wish: Wish<'a>) -> Call<'a> {
-        Call::new(script, self.shared.keys.names(&claim.id, Some(claim.token))).wish(wish)
+    fn attempt<'a>(&self, script: &'a Script, claim: &Claim, wish: &Wish<'_>) -> Call<'a> {
+        Call::wishing(script, &self.shared.keys.names(&claim.id, Some(claim.token)), wish)
     }
 
-    async fn ask(&self, lane: &Lane, id: &RecordId, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
-        ask(lane.to_shard(id.hash()[0]), &Question::Script(call), limits).await
+    fn ask<'a>(
+        &self,
+        lane: &'a Lane,
+        id: &RecordId,
+        call: Call<'a>,
+        limits: Limits,
+    ) -> impl Future<Output = Result<Value, NoAnswer>> + Send + use<'a> {
+        let route = lane.to_shard(id.hash()[0]);
+        async move { ask(route, &Question::Script(call), limits).await }
     }
 
-    async fn ask_to_claim(&self, id: &RecordId, call: Call<'_>, limits: Limits) -> Result<Value, NoAnswer> {
-        let question = Question::Claim(call);
-        match &self.waiting {
-            None => ask(self.claims.to_shard(id.hash()[0]), &question, limits).await,
+    async fn ask_to_claim(&self, claim: &Claim, limits: Limits) -> Result<Told<ClaimReply>, StoreError> {
+        let mut call = self.attempt(&self.shared.scripts.claim, claim, &Wish::claimed(claim));
+        if claim.on_unknown == OnUnknown::Resend {
+            call = call.number(1_u8);
+        }
+        let (lane, _under_way) = match &self.waiting {
+            None => (&self.claims, None),
             Some(waiting) => {
-                let (lane, _under_way) = waiting.pick();
-                ask(lane.to_shard(id.hash()[0]), &question, limits).await
+                let (lane, under_way) = waiting.pick();
+                (lane, Some(under_way))
             }
+        };
+        let answer = ask(lane.to_shard(claim.id.hash()[0]), &Question::Claim(call), limits).await?;
+        match Claimed::read(answer)? {
+            Claimed::Decided { reply, lapsed } => {
+                self.count_stale(&claim.id, lapsed);
+                Ok(Told::Reply(reply))
+            }
+            Claimed::Completed(Completed::Whole { record, now }) => {
+                replies::replay(record, &claim.fingerprint, now).map(ClaimReply::Completed).map(Told::Reply)
+            }
+            Claimed::Completed(Completed::Head { head, now }) => Ok(Told::Head(head, now)),
         }
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let limits = self.limits();
-        for _ in 0..VANISHED_AT_MOST {
-            let mut call = self.attempt(&self.shared.scripts.claim, claim, Wish::claimed(claim));
-            if claim.on_unknown == OnUnknown::Resend {
-                call = call.number(1_u8);
+        match self.ask_to_claim(claim, limits).await? {
+            Told::Reply(reply) => Ok(reply),
+            // Boxed, as all that is rare on the way of an operation: it would make the future of each larger.
+            Told::Head(head, now) => Box::pin(self.claim_large(claim, head, now, limits)).await,
+        }
+    }
+
+    /// Goes on after a claim that has found a large record.
+    async fn claim_large(
+        &self,
+        claim: &Claim,
+        mut head: Vec<u8>,
+        mut now: Timestamp,
+        limits: Limits,
+    ) -> Result<ClaimReply, StoreError> {
+        for tries in 1.. {
+            if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, &head, now, limits).await? {
+                return Ok(ClaimReply::Completed(replay));
             }
-            match Claimed::read(self.ask_to_claim(&claim.id, call, limits).await?)? {
-                Claimed::Decided { reply, lapsed } => {
-                    self.count_stale(&claim.id, lapsed);
-                    return Ok(reply);
-                }
-                Claimed::Completed(found) => {
-                    if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, found, limits).await? {
-                        return Ok(ClaimReply::Completed(replay));
-                    }
-                }
+            if tries == VANISHED_AT_MOST {
+                break;
             }
+            (head, now) = match self.ask_to_claim(claim, limits).await? {
+                Told::Reply(reply) => return Ok(reply),
+                Told::Head(head, now) => (head, now),
+            };
         }
         Err(vanishing())
     }
@@ -172,14 +203,18 @@ impl RedisStore {
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         let limits = self.limits();
         for _ in 0..VANISHED_AT_MOST {
-            let call = Call::new(&self.shared.scripts.look, self.shared.keys.names(id, None)).fingerprint(fingerprint);
+            let names = self.shared.keys.names(id, None);
+            let call = Call::new(&self.shared.scripts.look, &names).fingerprint(fingerprint);
             match Looked::read(self.ask(&self.claims, id, call, limits).await?)? {
                 Looked::Decided { reply, lapsed } => {
                     self.count_stale(id, lapsed);
                     return Ok(reply);
                 }
-                Looked::Completed(found) => {
-                    if let Some(replay) = self.fetch(id, fingerprint, found, limits).await? {
+                Looked::Completed(Completed::Whole { record, now }) => {
+                    return replies::replay(record, fingerprint, now).map(LookReply::Completed);
+                }
+                Looked::Completed(Completed::Head { head, now }) => {
+                    if let Some(replay) = Box::pin(self.fetch(id, fingerprint, &head, now, limits)).await? {
                         return Ok(LookReply::Completed(replay));
                     }
                 }
@@ -188,24 +223,21 @@ impl RedisStore {
         Err(vanishing())
     }
 
-    /// The replay of what a script found, if need be by a second trip. `None` if another record, or none, is there now.
+    /// The replay of a large record of which a script has found the head, by a second trip. `None` if another record, or
+    /// none, is there now.
     async fn fetch(
         &self,
         id: &RecordId,
         fingerprint: &Fingerprint,
-        found: Completed,
+        head: &[u8],
+        now: Timestamp,
         limits: Limits,
     ) -> Result<Option<Replay>, StoreError> {
-        let (head, now) = match found {
-            Completed::Whole { record, now } => return replies::replay(record, fingerprint, now).map(Some),
-            Completed::Head { head, now } => (head, now),
-        };
         let mut commands = redis::pipe();
         commands.cmd("GET").arg(self.shared.keys.record(id));
         let question = Question::Commands(commands);
-        let answer = Box::pin(ask(self.bodies.to_shard(id.hash()[0]), &question, limits)).await?;
-        match one(answer)? {
-            Value::BulkString(value) if value.starts_with(&head) => {
+        match one(ask(self.bodies.to_shard(id.hash()[0]), &question, limits).await?)? {
+            Value::BulkString(value) if value.starts_with(head) => {
                 let record = codec::decode(Bytes::from(value)).map_err(replies::unreadable)?;
                 replies::replay(record, fingerprint, now).map(Some)
             }
@@ -220,26 +252,60 @@ impl RedisStore {
         retention: Duration,
     ) -> Result<CompleteReply, StoreError> {
         let limits = self.limits();
-        let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
-        for _ in 0..VANISHED_AT_MOST {
-            let call = |script, whole| self.attempt(script, claim, Wish::completed(claim, response, retention, whole));
-            let (answer, kept) = self.write(&claim.id, scripts, Some(response), limits, call).await?;
-            match Recorded::read(answer)? {
-                Recorded::Decided(CompleteReply::Stored) if !kept => {
-                    return Ok(CompleteReply::WithoutBody { rewritten: false });
-                }
-                Recorded::Decided(CompleteReply::Rewritten) if !kept => {
-                    return Ok(CompleteReply::WithoutBody { rewritten: true });
-                }
-                Recorded::Decided(reply) => return Ok(reply),
-                Recorded::Already(found) => {
-                    if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, found, limits).await? {
-                        return Ok(CompleteReply::Already(replay));
-                    }
-                }
+        match self.ask_to_complete(claim, response, retention, limits).await? {
+            Told::Reply(reply) => Ok(reply),
+            Told::Head(head, now) => Box::pin(self.complete_large(claim, response, retention, head, now, limits)).await,
+        }
+    }
+
+    /// Goes on after a completion that has found a large record: most likely its own, of which the answer was lost.
+    async fn complete_large(
+        &self,
+        claim: &Claim,
+        response: &Response,
+        retention: Duration,
+        mut head: Vec<u8>,
+        mut now: Timestamp,
+        limits: Limits,
+    ) -> Result<CompleteReply, StoreError> {
+        for tries in 1.. {
+            if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, &head, now, limits).await? {
+                return Ok(CompleteReply::Already(replay));
             }
+            if tries == VANISHED_AT_MOST {
+                break;
+            }
+            (head, now) = match self.ask_to_complete(claim, response, retention, limits).await? {
+                Told::Reply(reply) => return Ok(reply),
+                Told::Head(head, now) => (head, now),
+            };
         }
         Err(vanishing())
+    }
+
+    async fn ask_to_complete(
+        &self,
+        claim: &Claim,
+        response: &Response,
+        retention: Duration,
+        limits: Limits,
+    ) -> Result<Told<CompleteReply>, StoreError> {
+        let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
+        let call = |script, whole| self.attempt(script, claim, &Wish::completed(claim, response, retention, whole));
+        let (answer, kept) = self.write(&claim.id, scripts, Some(response), limits, call).await?;
+        match Recorded::read(answer)? {
+            Recorded::Decided(CompleteReply::Stored) if !kept => {
+                Ok(Told::Reply(CompleteReply::WithoutBody { rewritten: false }))
+            }
+            Recorded::Decided(CompleteReply::Rewritten) if !kept => {
+                Ok(Told::Reply(CompleteReply::WithoutBody { rewritten: true }))
+            }
+            Recorded::Decided(reply) => Ok(Told::Reply(reply)),
+            Recorded::Already(Completed::Whole { record, now }) => {
+                replies::replay(record, &claim.fingerprint, now).map(CompleteReply::Already).map(Told::Reply)
+            }
+            Recorded::Already(Completed::Head { head, now }) => Ok(Told::Head(head, now)),
+        }
     }
 
     /// Writes a response, without its body where the server is too full for it or does not take it. Says whether the
@@ -248,17 +314,32 @@ impl RedisStore {
         &self,
         id: &RecordId,
         [if_room, always]: [&'a Script; 2],
-        response: Option<&'a Response>,
+        response: Option<&Response>,
         limits: Limits,
         call: F,
     ) -> Result<(Value, bool), StoreError>
     where
-        F: Fn(&'a Script, bool) -> Call<'a>,
+        F: Fn(&'a Script, bool) -> Call<'a> + Send,
     {
         let body = response.and_then(Response::body).map_or(0, Bytes::len);
         if body <= ALWAYS_KEPT {
             return Ok((self.ask(&self.bodies, id, call(always, true), limits).await?, true));
         }
+        Box::pin(self.write_large(id, [if_room, always], response, limits, call)).await
+    }
+
+    async fn write_large<'a, F>(
+        &self,
+        id: &RecordId,
+        [if_room, always]: [&'a Script; 2],
+        response: Option<&Response>,
+        limits: Limits,
+        call: F,
+    ) -> Result<(Value, bool), StoreError>
+    where
+        F: Fn(&'a Script, bool) -> Call<'a> + Send,
+    {
+        let body = response.and_then(Response::body).map_or(0, Bytes::len);
         let size = codec::HEAD + response.map_or(0, |response| response.fields().len()) + body;
         // A server that does not take it may cut the connection before its reason can be read.
         let patience = if size >= LEAST_BULK { limits.until_cut(2) } else { limits };
@@ -279,7 +360,7 @@ impl RedisStore {
         response: Option<&Response>,
     ) -> Result<DoubtReply, StoreError> {
         let scripts = [&self.shared.scripts.doubt_if_room, &self.shared.scripts.doubt];
-        let call = |script, whole| self.attempt(script, claim, Wish::unknown(claim, reason, response, whole));
+        let call = |script, whole| self.attempt(script, claim, &Wish::unknown(claim, reason, response, whole));
         let (answer, _) = self.write(&claim.id, scripts, response, self.limits(), call).await?;
         replies::doubted(answer)
     }
@@ -297,9 +378,9 @@ impl RedisStore {
         };
         let scripts = [&self.shared.scripts.resolve_if_room, &self.shared.scripts.resolve];
         let call = |script, whole| {
-            let call = Call::new(script, self.shared.keys.names(id, Some(token))).token(token).number(u8::from(force));
+            let call = Call::new(script, &self.shared.keys.names(id, Some(token))).token(token).number(u8::from(force));
             match executed {
-                Some((response, retention)) => call.wish(Wish::found(response, retention, whole)),
+                Some((response, retention)) => call.wish(&Wish::found(response, retention, whole)),
                 None => call,
             }
         };
@@ -308,7 +389,7 @@ impl RedisStore {
     }
 
     async fn forget(&self, id: &RecordId, token: Token, force: bool) -> Result<ForgetReply, StoreError> {
-        let call = Call::new(&self.shared.scripts.forget, self.shared.keys.names(id, Some(token)))
+        let call = Call::new(&self.shared.scripts.forget, &self.shared.keys.names(id, Some(token)))
             .token(token)
             .number(u8::from(force));
         replies::forgotten(self.ask(&self.claims, id, call, self.limits()).await?)
@@ -346,6 +427,13 @@ impl RedisStore {
     }
 }
 
+/// What a script has told of a record.
+enum Told<T> {
+    Reply(T),
+    /// The head of a completed one that is too large to come with it, and the server's time.
+    Head(Vec<u8>, Timestamp),
+}
+
 fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX).min(LONGEST_SPAN)
 }
@@ -380,7 +468,7 @@ impl Store for RedisStore {
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
         Box::pin(async {
-            let call = self.attempt(&self.shared.scripts.renew, claim, Wish::claimed(claim));
+            let call = self.attempt(&self.shared.scripts.renew, claim, &Wish::claimed(claim));
             replies::renewed(self.ask(&self.claims, &claim.id, call, self.limits()).await?)
         })
     }
@@ -396,7 +484,7 @@ impl Store for RedisStore {
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
         Box::pin(async {
-            let call = self.attempt(&self.shared.scripts.release, claim, Wish::claimed(claim));
+            let call = self.attempt(&self.shared.scripts.release, claim, &Wish::claimed(claim));
             replies::released(self.ask(&self.claims, &claim.id, call, self.limits()).await?)
         })
     }

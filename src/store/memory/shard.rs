@@ -150,7 +150,8 @@ impl Shard {
         if let Some(due) = new.due.filter(|_| old.due != new.due) {
             self.due.insert((due, id.clone()));
         }
-        match (after.map(compact), self.records.get_mut(id)) {
+        let kept = before.and_then(|_| self.records.get_mut(id));
+        match (after.map(compact), kept) {
             (Some(record), Some(kept)) => **kept = record,
             (Some(record), None) => drop(self.records.insert(id.clone(), Box::new(record))),
             (None, _) => drop(self.records.remove(id)),

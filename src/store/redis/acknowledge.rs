@@ -5,6 +5,7 @@
 //! at once, and the next `WAIT` answers for all of it. A claim on an idle connection and its `WAIT` go out together, in one
 //! round trip. A claim that was not granted waits for nobody.
 
+use std::borrow::Cow;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::Poll;
@@ -83,7 +84,7 @@ pub(super) async fn claim(
     call: &Call<'_>,
     wanted: Acknowledged,
 ) -> Result<Value, Unacknowledged> {
-    let mut command = call.by_hash();
+    let mut command = Cow::Borrowed(call.by_hash());
     loop {
         let group = Arc::clone(connection.group());
         let waiting = connection.clone();
@@ -97,7 +98,7 @@ pub(super) async fn claim(
         };
         drop(reply);
         match answer {
-            Err(error) if is_unknown_script(&error) => command = call.by_text(),
+            Err(error) if is_unknown_script(&error) => command = Cow::Owned(call.by_text()),
             Err(error) => return Err(Unacknowledged::Failed(error)),
             Ok(answer) if replies::is_grant(&answer) => {
                 group.outcome(number).await?;

@@ -3,8 +3,8 @@
 //! Every question may be asked twice: scripts recognise the token of the attempt, the rest only reads. What an error
 //! says about the question is told by `failure`.
 
-use std::pin::pin;
-use std::sync::{Arc, OnceLock};
+use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::time::Duration;
 
 use redis::{Cmd, ErrorKind, Pipeline, RedisError, ServerErrorKind, Value};
@@ -79,30 +79,36 @@ impl Limits {
 /// Asks until there is an answer, the deadline comes or the answer can only be the same again. A failure that says
 /// something about the server is remembered there.
 pub(super) async fn ask(route: Route<'_>, question: &Question<'_>, limits: Limits) -> Result<Value, NoAnswer> {
+    let mut carrier = Carrier::default();
+    match try_once(route, None, question, &limits, &mut carrier).await {
+        Ok(answer) => Ok(answer),
+        // Boxed, as all that is rare on the way of an operation: it would make the future of each larger.
+        Err(failure) => Box::pin(ask_on(route, question, limits, carrier, failure)).await,
+    }
+}
+
+/// Goes on asking after a first failure.
+async fn ask_on<'a>(
+    route: Route<'a>,
+    question: &Question<'_>,
+    limits: Limits,
+    mut carrier: Carrier<'a>,
+    mut failure: Failure,
+) -> Result<Value, NoAnswer> {
     let (mut may_have_run, mut cuts, mut redirections, mut pause) = (false, 0, 0, FIRST_PAUSE);
-    let (mut earlier, mut patient, mut asked_by) = (None, None, None);
+    let (mut earlier, mut patient) = (None, None);
     loop {
-        let carrier = Carrier::default();
-        let answered = {
-            let this_try = pin!(once(route, asked_by.take(), question, limits, &carrier));
-            route.alarms().bound(limits.end_of_try(), this_try).await
-        };
-        let failure = match answered {
-            Some(Ok(answer)) => return Ok(answer),
-            Some(Err(failure)) => failure,
-            None => Failure::TimedOut,
-        };
-        let server = carrier.link.get().map(|link| &**link.server());
+        let Carrier { link, was_reachable, connection } = &carrier;
+        let server = link.as_ref().map(|link| &**link.server());
         // Given up, because a reply that comes too late would find nobody, and a dead socket would never tell. A caller
         // that is dropped while it waits does not come by here: that says nothing about the connection.
-        if let Some((link, connection)) = carrier.link.get().zip(carrier.connection.get())
+        if let Some((link, connection)) = link.as_ref().zip(connection.as_ref())
             && failure.spoils_connection()
         {
             link.discard(connection);
         }
-        let was_reachable = carrier.was_reachable.get().copied().unwrap_or(true);
-        let patient = *patient.get_or_insert(limits.patient && was_reachable);
-        let was_sent = carrier.connection.get().is_some();
+        let patient = *patient.get_or_insert(limits.patient && was_reachable.unwrap_or(true));
+        let was_sent = connection.is_some();
         may_have_run |= was_sent && failure.may_have_run();
         cuts += u32::from(was_sent && matches!(failure, Failure::Unreachable(_)));
         let left = limits.deadline().saturating_duration_since(Instant::now());
@@ -123,6 +129,7 @@ pub(super) async fn ask(route: Route<'_>, question: &Question<'_>, limits: Limit
         }
         // What was lost on the way is asked again at once, on a new connection, and so is what belongs elsewhere; a
         // server that is not up is given time.
+        let mut asked_by = None;
         let at_once = match turn {
             Turn::Elsewhere(asking) => {
                 asked_by = asking;
@@ -136,89 +143,122 @@ pub(super) async fn ask(route: Route<'_>, question: &Question<'_>, limits: Limit
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
         earlier = Some(failure);
+        carrier = Carrier::default();
+        failure = match try_once(route, asked_by.as_ref(), question, &limits, &mut carrier).await {
+            Ok(answer) => return Ok(answer),
+            Err(failure) => failure,
+        };
     }
+}
+
+/// One try, within its part of the time.
+async fn try_once<'a>(
+    route: Route<'a>,
+    asking: Option<&Place>,
+    question: &Question<'_>,
+    limits: &Limits,
+    carrier: &mut Carrier<'a>,
+) -> Result<Value, Failure> {
+    let answering = pin!(once(route, asking, question, limits, carrier));
+    route.alarms().bound(limits.end_of_try(), answering).await.unwrap_or(Err(Failure::TimedOut))
 }
 
 /// What a question went by, as far as it got.
 #[derive(Default)]
 struct Carrier<'a> {
-    link: OnceLock<Held<'a>>,
-    was_reachable: OnceLock<bool>,
-    // Set as soon as the question may be on its way.
-    connection: OnceLock<Connection>,
+    link: Option<Held<'a>>,
+    was_reachable: Option<bool>,
+    // There as soon as the question may be on its way.
+    connection: Option<Connection>,
 }
 
 /// One try, at the place of `asking` if another server sent it there for this once.
 async fn once<'a>(
     route: Route<'a>,
-    asking: Option<Place>,
+    asking: Option<&Place>,
     question: &Question<'_>,
-    limits: Limits,
-    carrier: &Carrier<'a>,
+    limits: &Limits,
+    carrier: &mut Carrier<'a>,
 ) -> Result<Value, Failure> {
     let is_asking = asking.is_some();
     let held = match route {
         Route::Fixed(link) => Held::Lent(link),
         Route::Shard(links, shard) => Held::Own(Box::pin(link_of(links, shard, asking)).await?),
     };
-    let link = carrier.link.get_or_init(|| held);
-    let _ = carrier.was_reachable.set(link.server().condition.is_reachable());
-    if let Question::Claim(_) = question {
-        // Where servers change, another may be there at the next try.
-        admit(link, if let Route::Fixed(_) = route { limits } else { limits.of_this_try() }).await?;
+    let link = &**carrier.link.insert(held);
+    carrier.was_reachable = Some(link.server().condition.is_reachable());
+    if let Question::Claim(_) = question
+        && let Some(looking) = admit(link, route, *limits)?
+    {
+        looking.await?;
     }
-    let connection = link.connection().await.map_err(Failure::of_connecting)?;
-    // Nobody else sets it.
-    let mut connection = carrier.connection.get_or_init(|| connection).clone();
+    let connection = match link.open() {
+        Some(connection) => connection,
+        None => Box::pin(link.connection()).await.map_err(Failure::of_connecting)?,
+    };
+    let connection = carrier.connection.insert(connection);
     match question {
-        Question::Commands(commands) => {
-            let Route::Shard(links, _) = route else {
-                let answers = connection.commands.send_packed_commands(commands, 0, commands.len()).await;
-                return answers.map(Value::Array).map_err(Failure::of_asking);
-            };
-            Box::pin(run_each(links, connection, is_asking, commands, limits)).await
-        }
+        Question::Commands(commands) => Box::pin(read(route, connection, is_asking, commands, *limits)).await,
         Question::Claim(call) if let Some(wanted) = link.server().condition.acknowledged() => {
-            Box::pin(acknowledge::claim(connection, is_asking, call, wanted)).await.map_err(|no| match no {
+            Box::pin(acknowledge::claim(connection.clone(), is_asking, call, wanted)).await.map_err(|no| match no {
                 Unacknowledged::Failed(error) => Failure::of_asking(error),
                 Unacknowledged::Unwaited(error) => Failure::of_waiting(error),
                 Unacknowledged::TooFew(said) => Failure::TooFew(said),
             })
         }
         Question::Script(call) | Question::Claim(call) => {
-            run(&mut connection, is_asking, call).await.map_err(Failure::of_asking)
+            let reply = match is_asking {
+                // Straight to the driver: its future is large enough.
+                false => connection.commands.send_packed_command(call.by_hash()).await.and_then(Value::extract_error),
+                true => Box::pin(send_asking(connection, call.by_hash())).await,
+            };
+            match reply {
+                Err(e) if is_unknown_script(&e) => Box::pin(run_by_text(connection, is_asking, call)).await,
+                reply => reply,
+            }
+            .map_err(Failure::of_asking)
         }
     }
 }
 
-async fn link_of(links: &Links, shard: u8, asking: Option<Place>) -> Result<Arc<Link>, Failure> {
-    match asking.and_then(|place| links.directory().server_at(&place)) {
+async fn link_of(links: &Links, shard: u8, asking: Option<&Place>) -> Result<Arc<Link>, Failure> {
+    match asking.and_then(|place| links.directory().server_at(place)) {
         Some(server) => Ok(links.to(&server)),
         None => links.to_shard(shard).await.map_err(Failure::Lost),
     }
 }
 
-/// Refuses a claim on a server that might forget it; looks at the server first if nobody has yet, or if it was a replica
-/// then and may have been promoted.
-async fn admit(link: &Link, limits: Limits) -> Result<(), Failure> {
-    let condition = &link.server().condition;
-    if matches!(**condition.standing(), Standing::Unchecked | Standing::Replica) {
-        Box::pin(health::check(link, limits)).await.map_err(Failure::Unchecked)?;
+/// Refuses a claim on a server that might forget it. If nobody has looked at the server yet, or it was a replica then and
+/// may have been promoted, this returns the look that decides.
+#[allow(clippy::type_complexity)]
+fn admit<'a>(
+    link: &'a Link,
+    route: Route<'_>,
+    limits: Limits,
+) -> Result<Option<Pin<Box<impl Future<Output = Result<(), Failure>> + use<'a>>>>, Failure> {
+    let standing = link.server().condition.standing();
+    if !matches!(**standing, Standing::Unchecked | Standing::Replica) {
+        return fits(&standing).map(|()| None);
     }
-    match &**condition.standing() {
+    // Where servers change, another may be there at the next try.
+    let limits = if let Route::Fixed(_) = route { limits } else { limits.of_this_try() };
+    Ok(Some(Box::pin(async move {
+        health::check(link, limits).await.map_err(Failure::Unchecked)?;
+        fits(&link.server().condition.standing())
+    })))
+}
+
+fn fits(standing: &Standing) -> Result<(), Failure> {
+    match standing {
         Standing::Unfit(reason) => Err(Failure::Unfit(reason.clone())),
         Standing::Replica => Err(Failure::Demoted(None)),
         Standing::Unchecked | Standing::Fit | Standing::Short(_) => Ok(()),
     }
 }
 
-/// Runs a script on this connection.
-pub(super) async fn run(connection: &mut Connection, is_asking: bool, call: &Call<'_>) -> Result<Value, RedisError> {
-    let reply = send(connection, is_asking, &call.by_hash()).await;
-    match reply {
-        Err(e) if is_unknown_script(&e) => send(connection, is_asking, &call.by_text()).await,
-        reply => reply,
-    }
+/// Runs a script that the server does not know by its hash.
+async fn run_by_text(connection: &mut Connection, is_asking: bool, call: &Call<'_>) -> Result<Value, RedisError> {
+    send(connection, is_asking, &call.by_text()).await
 }
 
 /// Whether the server does not know the script (any more) by its hash.
@@ -231,22 +271,43 @@ pub(super) async fn send(connection: &mut Connection, is_asking: bool, command: 
     if !is_asking {
         return connection.commands.send_packed_command(command).await.and_then(Value::extract_error);
     }
+    Box::pin(send_asking(connection, command)).await
+}
+
+async fn send_asking(connection: &mut Connection, command: &Cmd) -> Result<Value, RedisError> {
     let mut both = redis::pipe();
     both.cmd("ASKING").add_command(command.clone());
-    let answers = Box::pin(connection.commands.send_packed_commands(&both, 1, 1)).await?;
+    let answers = connection.commands.send_packed_commands(&both, 1, 1).await?;
     answers.into_iter().next().unwrap_or(Value::Nil).extract_error()
+}
+
+/// Asks commands that only read.
+async fn read(
+    route: Route<'_>,
+    connection: &mut Connection,
+    is_asking: bool,
+    commands: &Pipeline,
+    limits: Limits,
+) -> Result<Value, Failure> {
+    match route {
+        Route::Fixed(_) => {
+            let answers = connection.commands.send_packed_commands(commands, 0, commands.len()).await;
+            answers.map(Value::Array).map_err(Failure::of_asking)
+        }
+        Route::Shard(links, _) => run_each(links, connection, is_asking, commands, limits).await,
+    }
 }
 
 /// Runs commands on the shards of one server. Those that it sends elsewhere are asked there, one by one.
 async fn run_each(
     links: &Links,
-    mut connection: Connection,
+    connection: &mut Connection,
     is_asking: bool,
     commands: &Pipeline,
     limits: Limits,
 ) -> Result<Value, Failure> {
     if let (true, [command]) = (is_asking, &commands.cmd_iter().collect::<Vec<_>>()[..]) {
-        return send(&mut connection, true, command)
+        return send(connection, true, command)
             .await
             .map(|answer| Value::Array(vec![answer]))
             .map_err(Failure::of_asking);

@@ -283,7 +283,8 @@ impl Bench {
             }
             Operation::Forget { token: t, force } => said(store.forget(id, token(*t), *force).await),
             Operation::Sweep => {
-                let call = Call::new(&self.store.shared.scripts.lapse, self.store.shared.keys.names(id, None)).arg(b"");
+                let call =
+                    Call::new(&self.store.shared.scripts.lapse, &self.store.shared.keys.names(id, None)).arg(b"");
                 self.store
                     .ask(&self.store.claims, id, call, self.store.limits())
                     .await
@@ -398,13 +399,12 @@ fn a_body_that_belongs_to_another_record_is_not_replayed() {
         let store = &bench.store;
         let record = Store::get(store, &id).await.unwrap().unwrap();
         let (head, now) = (codec::encode(&record)[..codec::HEAD].to_vec(), Timestamp(bench.begin));
-        let found = |head: &[u8]| Completed::Head { head: head.to_vec(), now };
-        let fetched = store.fetch(&id, &print(0), found(&head), store.limits()).await.unwrap();
+        let fetched = store.fetch(&id, &print(0), &head, now, store.limits()).await.unwrap();
         assert_eq!(fetched.unwrap().response, answered.response());
         let mut other = head.clone();
         other[8] ^= 1;
-        assert_eq!(store.fetch(&id, &print(0), found(&other), store.limits()).await.unwrap(), None);
+        assert_eq!(store.fetch(&id, &print(0), &other, now, store.limits()).await.unwrap(), None);
         Store::forget(store, &id, token(0), false).await.unwrap();
-        assert_eq!(store.fetch(&id, &print(0), found(&head), store.limits()).await.unwrap(), None);
+        assert_eq!(store.fetch(&id, &print(0), &head, now, store.limits()).await.unwrap(), None);
     });
 }

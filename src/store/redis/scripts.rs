@@ -99,48 +99,63 @@ impl Scripts {
     }
 }
 
-/// One call of a script, which can be made more than once.
+/// One call of a script, which can be made more than once. It is the command that is sent, from the start: what it says is
+/// not gathered before.
 pub(super) struct Call<'a> {
     script: &'a Script,
-    names: Names,
-    args: Vec<Arg<'a>>,
+    command: Cmd,
 }
 
-enum Arg<'a> {
-    Borrowed(&'a [u8]),
-    Wish(Wish<'a>),
-    Fingerprint([u8; 36]),
-    Token(Token),
-    Number(u64),
-}
+/// Room for the arguments of nearly every call: a record that is wished for without a response.
+const ROOM: usize = 128;
 
 impl<'a> Call<'a> {
     /// A call on these keys. Its first argument is the member of the index, if there is one.
-    pub(super) fn new(script: &'a Script, names: Names) -> Call<'a> {
-        Call { script, names, args: Vec::with_capacity(4) }
+    pub(super) fn new(script: &'a Script, names: &Names) -> Call<'a> {
+        Call::with_room(script, names, ROOM)
+    }
+
+    /// The same, for arguments of this size.
+    fn with_room(script: &'a Script, names: &Names, room: usize) -> Call<'a> {
+        const NAME: &str = "EVALSHA";
+        let size = NAME.len() + script.hash.len() + 1 + names.len() + room;
+        let mut command = Cmd::with_capacity(4 + names.count() + 4, size);
+        command.arg(NAME).arg(&script.hash).arg(names.count());
+        for key in names.keys() {
+            command.arg(key);
+        }
+        if !names.member().is_empty() {
+            command.arg(names.member());
+        }
+        Call { script, command }
+    }
+
+    /// A call that wishes for a record.
+    pub(super) fn wishing(script: &'a Script, names: &Names, wish: &Wish<'_>) -> Call<'a> {
+        Call::with_room(script, names, wish.len()).wish(wish)
     }
 
     /// Adds an argument.
-    pub(super) fn arg(mut self, arg: &'a [u8]) -> Call<'a> {
-        self.args.push(Arg::Borrowed(arg));
+    pub(super) fn arg(mut self, arg: &[u8]) -> Call<'a> {
+        self.command.arg(arg);
         self
     }
 
     /// Adds a number.
     pub(super) fn number(mut self, arg: impl Into<u64>) -> Call<'a> {
-        self.args.push(Arg::Number(arg.into()));
+        self.command.arg(arg.into());
         self
     }
 
     /// Adds a record that is wished for.
-    pub(super) fn wish(mut self, wish: Wish<'a>) -> Call<'a> {
-        self.args.push(Arg::Wish(wish));
+    pub(super) fn wish(mut self, wish: &Wish<'_>) -> Call<'a> {
+        self.command.arg(wish);
         self
     }
 
     /// Adds a token.
     pub(super) fn token(mut self, token: Token) -> Call<'a> {
-        self.args.push(Arg::Token(token));
+        self.command.arg(&token.as_bytes()[..]);
         self
     }
 
@@ -149,48 +164,24 @@ impl<'a> Call<'a> {
         let mut bytes = [0; 36];
         bytes[..4].copy_from_slice(&fingerprint.policy);
         bytes[4..].copy_from_slice(&fingerprint.digest);
-        self.args.push(Arg::Fingerprint(bytes));
+        self.command.arg(&bytes[..]);
         self
     }
 
     /// The command that names the script by its hash.
-    pub(super) fn by_hash(&self) -> Cmd {
-        self.command("EVALSHA", &self.script.hash)
+    pub(super) fn by_hash(&self) -> &Cmd {
+        &self.command
     }
 
     /// The command that carries the script, for a server that does not know it (any more). Sent with the same keys, so
     /// it reaches the same server; `SCRIPT LOAD` might not.
     pub(super) fn by_text(&self) -> Cmd {
-        self.command("EVAL", &self.script.text)
-    }
-
-    fn command(&self, name: &str, script: &str) -> Cmd {
-        // The longest number has 20 digits.
-        let size = |arg: &Arg<'_>| match arg {
-            Arg::Borrowed(bytes) => bytes.len(),
-            Arg::Wish(wish) => wish.len(),
-            Arg::Fingerprint(bytes) => bytes.len(),
-            Arg::Token(token) => token.as_bytes().len(),
-            Arg::Number(_) => 20,
-        };
-        let names = &self.names;
-        let data = name.len() + script.len() + 20 + names.len() + self.args.iter().map(size).sum::<usize>();
-        let mut command = Cmd::with_capacity(4 + names.count() + self.args.len(), data);
-        command.arg(name).arg(script).arg(names.count());
-        for key in names.keys() {
-            command.arg(key);
-        }
-        if !names.member().is_empty() {
-            command.arg(names.member());
-        }
-        for arg in &self.args {
-            match arg {
-                Arg::Borrowed(bytes) => command.arg(bytes),
-                Arg::Wish(wish) => command.arg(wish),
-                Arg::Fingerprint(bytes) => command.arg(&bytes[..]),
-                Arg::Token(token) => command.arg(&token.as_bytes()[..]),
-                Arg::Number(number) => command.arg(number),
-            };
+        let mut command = redis::cmd("EVAL");
+        command.arg(&self.script.text);
+        for arg in self.command.args_iter().skip(2) {
+            if let redis::Arg::Simple(arg) = arg {
+                command.arg(arg);
+            }
         }
         command
     }

@@ -117,7 +117,7 @@ impl<'a> Sweep<'a> {
 
     /// One round. Says whether this process is the sweeper.
     async fn round(&mut self) -> Result<bool, StoreError> {
-        let call = Call::new(&self.shared.scripts.sweeper, Names::of_key(self.sweeper.clone()))
+        let call = Call::new(&self.shared.scripts.sweeper, &Names::of_key(self.sweeper.clone()))
             .token(self.name)
             .number(super::millis(SWEEPER_LEASE));
         let answer = self.ask(self.shards[0], Question::Script(call)).await?;
@@ -206,7 +206,7 @@ impl<'a> Sweep<'a> {
             self.complain(member, "it is not the name of a record");
             return Ok(None);
         };
-        let call = Call::new(&self.shared.scripts.lapse, self.shared.keys.names(&id, None)).arg(b"");
+        let call = Call::new(&self.shared.scripts.lapse, &self.shared.keys.names(&id, None)).arg(b"");
         match self.ask(id.hash()[0], Question::Script(call)).await.and_then(Visited::read) {
             Ok(visited) => {
                 if visited == Visited::Lapsed {
