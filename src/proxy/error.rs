@@ -6,10 +6,12 @@
 use std::time::Duration;
 
 use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
-use http::{Response, StatusCode};
+use http::{Method, Response, StatusCode};
 
 use super::body::Body;
+use super::fingerprint::BodyFault;
 use super::headers::{self, CacheStatus};
+use super::key::KeyFault;
 use crate::metrics::RequestResult;
 use crate::record::{Doubtful, Reason, RecordId};
 
@@ -257,6 +259,37 @@ impl Problem {
         self
     }
 
+    /// The request needs a key and has none.
+    pub fn key_missing() -> Problem {
+        Problem::new(
+            Kind::KeyMissing,
+            "This route protects the request against running twice and needs a key for it. Send one that stays the same \
+             over all retries of this operation.",
+        )
+    }
+
+    /// The key's fault, and not the upgrade's: without a key the same request is passed on.
+    pub fn key_with_upgrade() -> Problem {
+        Problem::new(
+            Kind::KeyInvalid,
+            "A request that asks for another protocol (Upgrade) cannot have a key: a switched connection has no response \
+             that could be recorded. Leave out one of the two; nothing was forwarded.",
+        )
+    }
+
+    /// It is another method (RFC 9110 section 9.1), but there are servers that take it for the protected one.
+    pub fn method_in_other_case(meant: &Method) -> Problem {
+        Problem::new(
+            Kind::MethodInvalid,
+            format!("Methods are case-sensitive: write {meant}. Spelled otherwise the request would pass unprotected."),
+        )
+    }
+
+    /// There is no room for one more of these.
+    pub fn overloaded(of_what: &str) -> Problem {
+        Problem::new(Kind::Overloaded, format!("Too many {of_what}; nothing was claimed or forwarded."))
+    }
+
     /// A duplicate met an unknown record. With `resend` it had waited for that attempt, and its next repeat is sent.
     pub fn unknown(id: &RecordId, doubtful: &Doubtful, resend: bool) -> Problem {
         let next = if resend {
@@ -397,6 +430,23 @@ impl Problem {
         response
     }
 }
+
+impl From<KeyFault> for Problem {
+    fn from(fault: KeyFault) -> Problem {
+        let kind = match fault {
+            KeyFault::Invalid(_) => Kind::KeyInvalid,
+            KeyFault::Body { .. } => Kind::BodyInvalid,
+        };
+        Problem::new(kind, fault.to_string())
+    }
+}
+
+impl From<BodyFault> for Problem {
+    fn from(fault: BodyFault) -> Problem {
+        Problem::new(Kind::BodyInvalid, fault.to_string())
+    }
+}
+
 /// The status of a replay. What was recorded was a status once; a damaged one must not look like success.
 pub(super) fn recorded_status(status: u16) -> StatusCode {
     StatusCode::from_u16(status).unwrap_or(StatusCode::BAD_GATEWAY)

@@ -14,7 +14,8 @@ use http_body_util::BodyExt;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, timeout, timeout_at};
 
-use super::body::{self, Body, Pieces, Share};
+use super::body::{self, Body, Pieces};
+use super::budget::Share;
 use super::claim::Chain;
 use super::error::Problem;
 use super::flights::{Conclusion, Seat};

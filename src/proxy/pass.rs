@@ -17,7 +17,6 @@ use http_body::{Body as _, Frame, SizeHint};
 use hyper::body::Incoming;
 use tokio::task::JoinHandle;
 
-use super::Shared;
 use super::alarm::Alarm;
 use super::body::{self, Arriving, Body, BodyError};
 use super::claim::Chain;
@@ -26,6 +25,7 @@ use super::headers::{self, CacheStatus, Peer};
 use super::notes::{Notes, Sending};
 use super::respond::Answer;
 use super::route::{self, Route};
+use super::shared::Shared;
 use super::tunnel::{self, Bounds, Offer};
 use crate::metrics::RequestResult;
 use crate::record::Reason;

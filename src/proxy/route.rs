@@ -12,7 +12,7 @@ pub mod egress;
 
 use self::egress::Destinations;
 use super::alarm::Alarms;
-use super::body::Budget;
+use super::budget::Budget;
 use super::error::{Kind, Problem};
 use crate::config;
 use crate::metrics::RouteMetrics;
