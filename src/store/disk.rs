@@ -117,7 +117,7 @@ impl Running {
             }
         }
         let tables = Arc::new(tables);
-        let writer = Writer::start(Arc::clone(&tables), counts, clock, tell.clone())?;
+        let writer = Writer::start(Arc::clone(&tables), folder.place()?, counts, clock, tell.clone())?;
         Ok(Running { writer, reads: Arc::default(), tables, clock, _folder: folder })
     }
 
