@@ -33,6 +33,7 @@ mod tests;
 mod writer;
 
 use folder::Folder;
+pub use folder::FolderState;
 use reads::Reads;
 use tables::{Counts, Fault, Found, Tables, View};
 use writer::{Tell, Writer, unreadable_record};
@@ -43,6 +44,11 @@ const TICK: Duration = Duration::from_millis(500);
 const SWEEP_SLICE: usize = 128;
 // Records that one transaction handles when a folder is opened.
 const ORPHAN_SLICE: usize = 1024;
+
+/// What stands at the place of a folder; makes nothing.
+pub(super) fn look_at(dir: &Path) -> FolderState {
+    folder::look_at(dir)
+}
 
 /// Opens the folder, or begins to try.
 pub(super) fn open(dir: &Path, timeout: Duration, metrics: &Arc<Metrics>) -> Opened {

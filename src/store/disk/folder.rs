@@ -23,6 +23,29 @@ pub(super) struct Folder {
     lock: File,
 }
 
+/// What stands at a path before anybody opens it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderState {
+    /// Nothing.
+    Nothing,
+    /// A folder in which no records were kept yet.
+    Empty,
+    /// A folder with records, or something that is no folder.
+    Records,
+}
+
+/// Looks at a path, and makes nothing.
+pub(super) fn look_at(dir: &Path) -> FolderState {
+    let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
+    if fs::metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        FolderState::Nothing
+    } else if dir.is_dir() && ![LOCK, RECORDS, FORMAT].iter().any(|file| is_there(&dir.join(file))) {
+        FolderState::Empty
+    } else {
+        FolderState::Records
+    }
+}
+
 /// Where the files of an opened folder are to be found for as long as it is used.
 ///
 /// The lock says that no other process has the same *file*. Whoever deletes the folder, moves it away or puts another one
