@@ -14,6 +14,8 @@ use onceproxy::shutdown::{Ready, Signal};
 use onceproxy::store::preflight::Standing;
 use onceproxy::store::{self, Store};
 
+use crate::support::tls::Authority;
+
 const SECRET: &str = "s3cret";
 
 /// A running admin listener, and what it speaks for.
@@ -242,6 +244,51 @@ async fn check_prints_what_would_be_used_or_every_mistake() {
     let wrong = run(&[&upstream[..], &["--listen", "nowhere", "--store", "paper:"]].concat(), &[]).await;
     wrong.failed(2, &["error: --listen", "error: --store"]);
     run(&["serve"], &[]).await.failed(2, &["neither a file nor an upstream"]);
+}
+
+/// Settings that name files everywhere: of the listeners, of the store, of a route.
+fn settings_with_files(certificate: &str, key: &str, authority: &str) -> String {
+    format!(
+        "listen = \"127.0.0.1:0\"\n[admin]\nlisten = \"off\"\n\
+         [tls]\ncert_file = {certificate:?}\nkey_file = {key:?}\nclient_ca_file = {authority:?}\n\
+         [store]\nurl = \"rediss://127.0.0.1:1\"\nca_file = {authority:?}\n\
+         client_cert_file = {certificate:?}\nclient_key_file = {key:?}\n\
+         [second_line]\nurl = \"postgres://u:p@127.0.0.1:1/d?sslmode=verify-full\"\nca_file = {authority:?}\n\
+         [[route]]\nname = \"pay\"\nupstream = \"https://127.0.0.1:1\"\nca_file = {authority:?}\n\
+         client_cert_file = {certificate:?}\nclient_key_file = {key:?}\n"
+    )
+}
+
+#[tokio::test]
+async fn check_reads_the_files_that_the_settings_name() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    authority.write("127.0.0.1", folder.path());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (settings, ca) = (path("onceproxy.toml"), authority.file().to_str().unwrap().to_owned());
+    std::fs::write(path("other.pem"), rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
+    let check = async |certificate: &str, key: &str, authority: &str| {
+        std::fs::write(&settings, settings_with_files(certificate, key, authority)).unwrap();
+        run(&["check", "--config", &settings], &[]).await
+    };
+    let good = check(&path("cert.pem"), &path("key.pem"), &ca).await;
+    assert!(good.succeeded().contains("[[route]]"));
+
+    // Each place says which of its settings is wrong, in one run.
+    let none = check(&path("a.pem"), &path("b.pem"), &path("c.pem")).await;
+    none.failed(2, &["tls.cert_file `", "tls.key_file `", "tls.client_ca_file `", "store.ca_file: "]);
+    none.failed(2, &["second_line.ca_file: ", "route.pay: ", "in ca_file `", "onceproxy.toml: ", "No such file"]);
+    assert_eq!(none.err.lines().count(), 6, "{}", none.err);
+    assert_eq!(none.out, "", "settings were printed that cannot be used");
+    let unfit = check(&path("cert.pem"), &path("other.pem"), &ca).await;
+    unfit.failed(
+        2,
+        &["tls.cert_file `", "store.client_cert_file and store.client_key_file", "route.pay: ", "client_key_file"],
+    );
+    let not_pem = check(&path("onceproxy.toml"), &path("key.pem"), &ca).await;
+    not_pem.failed(
+        2,
+        &["tls.cert_file `", "is not PEM with a certificate", "store.client_cert_file: ", "client_cert_file `"],
+    );
 }
 
 #[tokio::test]
