@@ -34,6 +34,8 @@ Examples:
 Environment: ONCEPROXY_CONFIG, ONCEPROXY_LISTEN, ONCEPROXY_UPSTREAM, ONCEPROXY_STORE, ONCEPROXY_ADMIN_LISTEN,
   ONCEPROXY_ADMIN_TOKEN and ONCEPROXY_LOG stand between the file and the flags.
 
+For packages: `onceproxy generate --help` tells of shell completions and manual pages.
+
 Exit codes: 0 success, 2 wrong usage or settings, 1 the rest.";
 
 /// An HTTP proxy that makes side effects happen once: it claims an idempotency key, forwards the request one time, records
