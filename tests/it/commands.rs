@@ -218,6 +218,21 @@ async fn health_says_yes_or_no_and_why() {
     run(&["health", "--admin", &address], &[]).await.failed(1, &["no answer from http://127.0.0.1:", "hint: "]);
 }
 
+/// A running proxy goes on under its old settings, so that a typing error must not make a probe kill it.
+#[tokio::test]
+async fn health_is_asked_for_past_a_mistake_in_the_settings() {
+    let proxy = operated().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onceproxy.toml");
+    let good = format!("[admin]\nlisten = \"{}\"\n[[route]]\nname = \"pay\"\n", proxy.address);
+    for (mistake, says) in [("preset = \"paymnt\"\n", "did you mean"), ("preset = \"payment\n", "TOML: ")] {
+        std::fs::write(&file, format!("{good}{mistake}")).unwrap();
+        let asked = run(&["health", "--config", file.to_str().unwrap()], &[]).await;
+        assert_eq!((asked.code, asked.out.as_str()), (0, "ready\n"), "{}", asked.err);
+        assert!(asked.err.starts_with("warning: ") && asked.err.contains(says), "{}", asked.err);
+    }
+}
+
 #[tokio::test]
 async fn something_else_on_the_admin_port_is_told_apart() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
