@@ -110,6 +110,17 @@ async fn says_what_a_server_may_lose_and_what_breaks_the_promise() {
     assert_eq!(report["facts"]["operations"], Value::Null, "a server that must not be used is not written to");
 }
 
+/// Not that evictions be allowed, which is what a server says that shows nothing of itself to one of its users.
+#[tokio::test]
+async fn says_that_a_server_wants_a_login() {
+    let server = RedisServer::start(&[]).await;
+    server.command(&["CONFIG", "SET", "requirepass", "secret"]).await;
+    let (code, report, _) = check(&format!("redis://{}", server.address)).await;
+    assert_eq!(code, 1, "{report:#}");
+    says(&report, "breaks", "Redis wants a login: write the user and the password into store.url");
+    assert!(!report["breaks"].to_string().contains("allow_eviction"), "{report:#}");
+}
+
 #[tokio::test]
 async fn finds_the_rights_that_a_user_lacks_by_trying() {
     let server = RedisServer::start(&[]).await;
