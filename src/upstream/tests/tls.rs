@@ -158,7 +158,8 @@ async fn plain_peer_is_not_sent_to() {
     };
     let (connected, _stream) = tokio::join!(pool.checkout(), answer);
     let error = connected.unwrap_err();
-    assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
+    assert!(matches!(error, ConnectError::NotTls { .. }), "{error:?}");
+    assert!(error.to_string().contains("does not speak TLS"), "{error}");
 }
 
 #[tokio::test]
