@@ -57,7 +57,7 @@ enum Command {
     Check(check::Args),
     /// Lists, shows and ends records of a running proxy.
     Records(records::Args),
-    /// Looks at the store itself, before a proxy uses it.
+    /// Tells whether a store is good enough, and prepares one, before a proxy uses it.
     Store(store::Args),
     /// Asks a running proxy whether it is ready for traffic.
     Health(health::Args),

@@ -365,7 +365,7 @@ impl Store for Disk {
         Box::pin(async {
             let running = self.0.running()?;
             let mut report = Report::default();
-            report.fact("topology", format!("the folder {} of this host, held by this process", self.0.dir.display()));
+            report.fact("topology", format!("the folder {:?} of this host, held by this process", self.0.dir));
             report.fact("persistence", "an fsync before each claim is granted, and for each completion");
             if let Some(fault) = running.writer.fault() {
                 report.breaks(fault);
