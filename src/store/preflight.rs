@@ -165,7 +165,7 @@ impl Probe<'_> {
         }
         took.sort_unstable();
         let (median, worst) = (took[LOOKS / 2], took[LOOKS - 1]);
-        self.report.fact("latency", format!("{}, at worst {} of {LOOKS}", millis(median), millis(worst)));
+        self.report.fact("latency", format!("{}, and {} at worst in {LOOKS} looks", millis(median), millis(worst)));
         Ok(())
     }
 
