@@ -15,7 +15,7 @@ use self::failure::NoAnswer;
 use self::health::Watched;
 use self::keys::Keys;
 use self::lane::{Lane, WaitingLanes};
-use self::replies::{Claimed, Completed, Looked, Recorded};
+use self::replies::{Answered, Completed, Recorded, claimed, looked};
 use self::scripts::{Call, Script, Scripts};
 use self::subscriber::Subscriptions;
 use self::topology::Topology;
@@ -26,7 +26,7 @@ use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, OnUnknown, Reason,
-    Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Token, lapse,
+    Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Taken, Token, lapse,
 };
 
 mod acknowledge;
@@ -154,16 +154,9 @@ impl RedisStore {
             if claim.on_unknown == OnUnknown::Resend {
                 call = call.number(1_u8);
             }
-            match Claimed::read(self.ask_to_claim(&claim.id, call, limits).await?)? {
-                Claimed::Decided { reply, lapsed } => {
-                    self.count_stale(&claim.id, lapsed);
-                    return Ok(reply);
-                }
-                Claimed::Completed(found) => {
-                    if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, found, limits).await? {
-                        return Ok(ClaimReply::Completed(replay));
-                    }
-                }
+            let answer = claimed(self.ask_to_claim(&claim.id, call, limits).await?)?;
+            if let Some(reply) = self.settle(&claim.id, &claim.fingerprint, answer, limits).await? {
+                return Ok(reply);
             }
         }
         Err(vanishing())
@@ -173,19 +166,32 @@ impl RedisStore {
         let limits = self.limits();
         for _ in 0..VANISHED_AT_MOST {
             let call = Call::new(&self.shared.scripts.look, self.shared.keys.names(id, None)).fingerprint(fingerprint);
-            match Looked::read(self.ask(&self.claims, id, call, limits).await?)? {
-                Looked::Decided { reply, lapsed } => {
-                    self.count_stale(id, lapsed);
-                    return Ok(reply);
-                }
-                Looked::Completed(found) => {
-                    if let Some(replay) = self.fetch(id, fingerprint, found, limits).await? {
-                        return Ok(LookReply::Completed(replay));
-                    }
-                }
+            let answer = looked(self.ask(&self.claims, id, call, limits).await?)?;
+            if let Some(reply) = self.settle(id, fingerprint, answer, limits).await? {
+                return Ok(reply);
             }
         }
         Err(vanishing())
+    }
+
+    /// What a script's answer comes to. `None` if it found a record that is gone now.
+    async fn settle<R: From<Taken>>(
+        &self,
+        id: &RecordId,
+        fingerprint: &Fingerprint,
+        answer: Answered<R>,
+        limits: Limits,
+    ) -> Result<Option<R>, StoreError> {
+        match answer {
+            Answered::Decided { reply, lapsed } => {
+                self.count_stale(id, lapsed);
+                Ok(Some(reply))
+            }
+            Answered::Completed(found) => {
+                let replay = self.fetch(id, fingerprint, found, limits).await?;
+                Ok(replay.map(|replay| Taken::Completed(replay).into()))
+            }
+        }
     }
 
     /// The replay of what a script found, if need be by a second trip. `None` if another record, or none, is there now.

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use onceproxy::config::store::Backend;
 use onceproxy::metrics::Metrics;
 use onceproxy::record::{
-    Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, Reason, RecordId, Response, State, Token,
+    Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, Reason, RecordId, Response, State, Taken, Token,
 };
 use onceproxy::store::{NotReady, Opened, Store, StoreErrorKind};
 
@@ -85,7 +85,7 @@ async fn records_survive_a_restart_and_claims_become_unknown_at_once() {
     assert_eq!(disk.store.ready(), Ok(()), "a folder that was let go is open again at once");
     let record = disk.store.get(&claimed.id).await.unwrap().unwrap();
     assert!(matches!(record.state, State::Unknown { reason: Reason::Lapsed, .. }), "{record:?}");
-    assert!(matches!(disk.store.claim(&completed).await.unwrap(), ClaimReply::Completed(_)));
+    assert!(matches!(disk.store.claim(&completed).await.unwrap(), ClaimReply::Taken(Taken::Completed(_))));
     assert_eq!(disk.store.claim(&released).await.unwrap(), ClaimReply::Lost, "its tombstone survived");
     until("the gauge counts what was found", async || {
         disk.metrics.expose().0.contains(r#"onceproxy_records_open{state="unknown"} 1"#).then_some(())
