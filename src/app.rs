@@ -24,9 +24,11 @@ use crate::telemetry::{self, LevelHandle};
 use crate::trace;
 use crate::upstream::TlsSetupError;
 
+mod files;
 mod preflight;
 mod reload;
 
+pub use files::{FileFault, check_files};
 pub use preflight::{CheckError, PrepareError, Report, SECOND, Weight, check_store, init_store};
 
 /// How long, after the drain's end, what was cut off may take to say so to the store, beyond the store's own timeout.

@@ -34,6 +34,8 @@ Examples:
 Environment: ONCEPROXY_CONFIG, ONCEPROXY_LISTEN, ONCEPROXY_UPSTREAM, ONCEPROXY_STORE, ONCEPROXY_ADMIN_LISTEN,
   ONCEPROXY_ADMIN_TOKEN and ONCEPROXY_LOG stand between the file and the flags.
 
+For packages: `onceproxy generate --help` tells of shell completions and manual pages.
+
 Exit codes: 0 success, 2 wrong usage or settings, 1 the rest.";
 
 /// An HTTP proxy that makes side effects happen once: it claims an idempotency key, forwards the request one time, records
@@ -55,7 +57,7 @@ enum Command {
     Check(check::Args),
     /// Lists, shows and ends records of a running proxy.
     Records(records::Args),
-    /// Looks at the store itself, before a proxy uses it.
+    /// Tells whether a store is good enough, and prepares one, before a proxy uses it.
     Store(store::Args),
     /// Asks a running proxy whether it is ready for traffic.
     Health(health::Args),

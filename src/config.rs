@@ -40,7 +40,7 @@ mod tests;
 pub use changes::{Changed, Content, change};
 pub use effective::effective;
 pub use egress::{Allowed, Egress, Hosts};
-pub use load::{Environment, Flags, Loaded, Sources, load};
+pub use load::{Environment, Flags, Loaded, Sources, load, load_admin};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
 pub use store::StoreConfig;

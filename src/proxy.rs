@@ -1,8 +1,8 @@
 //! The life of a request: route, key, fingerprint, claim, forward, record, respond.
 //!
-//! `Core::steps` is that life on one screen; each step is a file of its name. What it needs stands in [`core`]. From the
+//! `Core::steps` is that life on one screen; each step is a file of its name. What it needs stands in `core`. From the
 //! claim on, the work runs in a counted task that a disconnecting client cannot cancel (`Attempt::run`); the client only
-//! listens to it ([`keyed`]).
+//! listens to it (`keyed`).
 
 use std::sync::Arc;
 

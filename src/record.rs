@@ -437,9 +437,18 @@ pub enum ClaimReply {
         /// When the record was unknown and is taken over: whether the first key came quoted.
         taken_over: Option<bool>,
     },
+    /// The key has a record that is not this attempt's to change.
+    Taken(Taken),
+    /// This token must not execute any more.
+    Lost,
+}
+
+/// What a record says to a request that is not its owner.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Taken {
     /// Already done.
     Completed(Replay),
-    /// Another attempt is at it.
+    /// An attempt is at it.
     InProgress {
         /// What is left of its lease.
         lease_left: Duration,
@@ -450,8 +459,6 @@ pub enum ClaimReply {
     Unknown(Doubtful),
     /// The key was used for another request.
     Reused,
-    /// This token must not execute any more.
-    Lost,
 }
 
 /// A completed record, as a duplicate needs it.
@@ -490,24 +497,17 @@ pub fn claim(slot: &mut Slot, claim: &Claim, now: Timestamp) -> ClaimReply {
         slot.record = Some(Record::granted(claim, now));
         return ClaimReply::Granted { attempts: 1, taken_over: None };
     };
-    if record.fingerprint.conflicts_with(&claim.fingerprint) {
-        return ClaimReply::Reused;
-    }
-    if record.token == claim.token && record.is_undecided() && !slot.tombstone {
+    let conflicts = record.fingerprint.conflicts_with(&claim.fingerprint);
+    let is_own = record.token == claim.token;
+    if is_own && !conflicts && record.is_undecided() && !slot.tombstone {
         record.abandon_at = record.abandon_at.max(now + claim.abandon_after);
         record.state = State::Claimed { lease_until: now + claim.lease };
         let taken_over = record.prior.as_ref().map(|_| record.quoted);
         return ClaimReply::Granted { attempts: record.attempts, taken_over };
     }
-    lapse(record, now);
-    let other_policy = record.fingerprint.other_policy(&claim.fingerprint);
-    match &record.state {
-        State::Completed { .. } => ClaimReply::Completed(replay(record, other_policy, now)),
-        State::Claimed { lease_until } => ClaimReply::InProgress { lease_left: lease_until.since(now), other_policy },
-        State::Unknown { .. } => {
-            if claim.on_unknown == OnUnknown::Hold || record.token == claim.token || slot.tombstone {
-                return ClaimReply::Unknown(doubtful(record, other_policy));
-            }
+    let may_resend = claim.on_unknown == OnUnknown::Resend && !is_own && !slot.tombstone;
+    match taken(record, &claim.fingerprint, now) {
+        Taken::Unknown(_) if may_resend => {
             let attempts = record.attempts.saturating_add(1);
             let quoted = record.quoted;
             let abandon_at = record.abandon_at.max(now + claim.abandon_after);
@@ -517,21 +517,28 @@ pub fn claim(slot: &mut Slot, claim: &Claim, now: Timestamp) -> ClaimReply {
                 Record { quoted, attempts, abandon_at, prior: Some(Box::new(prior)), ..Record::granted(claim, now) };
             ClaimReply::Granted { attempts, taken_over: Some(quoted) }
         }
+        taken => ClaimReply::Taken(taken),
     }
 }
 
-fn replay(record: &Record, other_policy: bool, now: Timestamp) -> Replay {
-    let State::Completed { completed_at, expires_at, response } = &record.state else {
-        unreachable!("only a completed record is replayed");
-    };
-    Replay { response: response.clone(), age: now.since(*completed_at), ttl: expires_at.since(now), other_policy }
-}
-
-fn doubtful(record: &Record, other_policy: bool) -> Doubtful {
-    let State::Unknown { since, reason, .. } = &record.state else {
-        unreachable!("only an unknown record is doubtful");
-    };
-    Doubtful { since: *since, reason: *reason, original_status: record.original_status(), other_policy }
+/// What a record says to a request with this fingerprint. To the same request a lapsed claim is unknown from here on.
+fn taken(record: &mut Record, fingerprint: &Fingerprint, now: Timestamp) -> Taken {
+    if record.fingerprint.conflicts_with(fingerprint) {
+        return Taken::Reused;
+    }
+    lapse(record, now);
+    let other_policy = record.fingerprint.other_policy(fingerprint);
+    let original_status = record.original_status();
+    match &record.state {
+        State::Claimed { lease_until } => Taken::InProgress { lease_left: lease_until.since(now), other_policy },
+        State::Completed { completed_at, expires_at, response } => {
+            let (age, ttl) = (now.since(*completed_at), expires_at.since(now));
+            Taken::Completed(Replay { response: response.clone(), age, ttl, other_policy })
+        }
+        State::Unknown { since, reason, .. } => {
+            Taken::Unknown(Doubtful { since: *since, reason: *reason, original_status, other_policy })
+        }
+    }
 }
 
 /// Answers [`look`].
@@ -539,34 +546,28 @@ fn doubtful(record: &Record, other_policy: bool) -> Doubtful {
 pub enum LookReply {
     /// There is no record (any more).
     Absent,
-    /// Already done.
-    Completed(Replay),
-    /// Still running.
-    InProgress {
-        /// What is left of the lease.
-        lease_left: Duration,
-        /// The fingerprints were made by different settings and were not compared.
-        other_policy: bool,
-    },
-    /// Nobody can tell.
-    Unknown(Doubtful),
-    /// The key was used for another request.
-    Reused,
+    /// There is one.
+    Taken(Taken),
+}
+
+impl From<Taken> for ClaimReply {
+    fn from(taken: Taken) -> ClaimReply {
+        ClaimReply::Taken(taken)
+    }
+}
+
+impl From<Taken> for LookReply {
+    fn from(taken: Taken) -> LookReply {
+        LookReply::Taken(taken)
+    }
 }
 
 /// Looks at a record for a duplicate that waits. Unlike [`claim`] it never grants: a joiner never becomes an owner.
 pub fn look(slot: &mut Slot, fingerprint: &Fingerprint, now: Timestamp) -> LookReply {
     slot.expire(now);
-    let Some(record) = &mut slot.record else { return LookReply::Absent };
-    if record.fingerprint.conflicts_with(fingerprint) {
-        return LookReply::Reused;
-    }
-    lapse(record, now);
-    let other_policy = record.fingerprint.other_policy(fingerprint);
-    match &record.state {
-        State::Completed { .. } => LookReply::Completed(replay(record, other_policy, now)),
-        State::Claimed { lease_until } => LookReply::InProgress { lease_left: lease_until.since(now), other_policy },
-        State::Unknown { .. } => LookReply::Unknown(doubtful(record, other_policy)),
+    match &mut slot.record {
+        None => LookReply::Absent,
+        Some(record) => LookReply::Taken(taken(record, fingerprint, now)),
     }
 }
 
@@ -647,18 +648,15 @@ pub fn complete(
             slot.record = Some(record);
             CompleteReply::Rewritten
         }
-        Some(record) => match record.state {
-            State::Completed { .. } if record.fingerprint.conflicts_with(&claim.fingerprint) => CompleteReply::Lost,
-            State::Completed { .. } => {
-                let other_policy = record.fingerprint.other_policy(&claim.fingerprint);
-                CompleteReply::Already(replay(record, other_policy, now))
-            }
-            _ if record.token == claim.token => {
-                record.become_completed(response, retention, now);
-                CompleteReply::Stored
-            }
+        Some(record) if !record.is_open() => match taken(record, &claim.fingerprint, now) {
+            Taken::Completed(replay) => CompleteReply::Already(replay),
             _ => CompleteReply::Lost,
         },
+        Some(record) if record.token == claim.token => {
+            record.become_completed(response, retention, now);
+            CompleteReply::Stored
+        }
+        Some(_) => CompleteReply::Lost,
     }
 }
 

@@ -51,7 +51,7 @@ mod tests;
 pub use self::core::{Core, Inbox, core};
 pub use client::ClientName;
 pub use listener::{BindError, Door, Listener, accept, bind};
-pub use tls::{CertificateError, Tls};
+pub use tls::{CertificateError, Tls, faults};
 
 use self::core::{Accepted, Caller, Seat};
 use answer::Answer;

@@ -43,6 +43,8 @@ mod redis;
 mod second_line;
 mod watchers;
 
+pub use disk::FolderState;
+
 /// An opened back-end: a handle, and the work it needs done beside the requests.
 pub struct Opened {
     /// The first handle.
@@ -93,6 +95,27 @@ pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, Open
         }
     };
     Ok(Opened { store: measured::measured(opened.store, metrics), ..opened })
+}
+
+/// What stands at the place of a disk store's folder. Makes nothing, while [`open`] makes the folder.
+pub fn look_at_folder(dir: &std::path::Path) -> FolderState {
+    disk::look_at(dir)
+}
+
+/// Reads the files that the settings of the store and of its second line name, as [`open`] would; connects to nothing and
+/// makes nothing. Says what is wrong with them, and what else an opening would refuse.
+pub fn check_files(config: &StoreConfig) -> Vec<OpenError> {
+    let metrics = Metrics::new();
+    // Connections are opened by whoever asks the store, and nobody does. A folder has no files to check.
+    let first = match &config.backend {
+        Backend::Memory | Backend::Disk { .. } => None,
+        Backend::Redis(_) => redis::open(config, &metrics).err(),
+        Backend::Postgres(server) => postgres::open(server, &config.prefix, config.timeout, &metrics, "store").err(),
+    };
+    let second = config.second_line.as_ref().and_then(|second| {
+        postgres::open(&second.postgres, &config.prefix, second.timeout, &metrics, "second_line").err()
+    });
+    first.into_iter().chain(second).collect()
 }
 
 /// Why a store could not be prepared.

@@ -27,7 +27,7 @@ pub use body::{BodyError, BoxError, RequestBody, ResponseBody};
 pub use connect::{ConnectError, open_tunnel};
 pub use connection::{AmbiguousResponse, Connection, SendError};
 pub use switch::switched;
-pub use tls::TlsSetupError;
+pub use tls::{TlsSetupError, check_files};
 
 use connect::Dialer;
 use idle::IdleList;

@@ -166,7 +166,8 @@ impl CallError {
 /// Reads `HOST:PORT` or `http://HOST:PORT`.
 pub(super) fn parse_base(text: &str) -> Result<Url, String> {
     let right = "write ADDRESS:PORT or http://ADDRESS:PORT";
-    let full = if text.contains("://") { text.to_owned() } else { format!("http://{text}") };
+    let is_url = text.contains("://");
+    let full = if is_url { text.to_owned() } else { format!("http://{text}") };
     let url = Url::parse(&full).map_err(|error| format!("{error}; {right}"))?;
     if url.scheme() != "http" {
         return Err(format!("the admin listener speaks plain HTTP; {right}, through a tunnel if need be"));
@@ -174,6 +175,10 @@ pub(super) fn parse_base(text: &str) -> Result<Url, String> {
     let plain = url.path() == "/" && url.query().is_none() && url.fragment().is_none() && url.username().is_empty();
     if !plain || url.password().is_some() {
         return Err(format!("there is more than an address in it; {right}"));
+    }
+    let has_port = text.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok());
+    if !is_url && !has_port {
+        return Err(format!("there is no port in it; {right}"));
     }
     Ok(url)
 }
@@ -208,6 +213,8 @@ mod tests {
             ("http://h:1/records", "more than an address"),
             ("http://u:p@h:1", "more than an address"),
             ("h:port", "write ADDRESS:PORT"),
+            ("localhost", "no port in it; write ADDRESS:PORT"),
+            ("[::1]", "no port in it"),
             ("", "write ADDRESS:PORT"),
         ] {
             let error = parse_base(text).unwrap_err();

@@ -109,7 +109,12 @@ impl AdminArgs {
     }
 
     fn settings(&self) -> Result<Admin, ExitCode> {
-        load_admin(Sources::real(self.config.clone(), Flags::default())).map_err(|mistakes| report(&mistakes))
+        let sources = Sources::real(self.config.clone(), Flags::default());
+        let (admin, others) = config::load_admin(&sources).map_err(|mistakes| report(&mistakes))?;
+        for mistake in others {
+            say(&format!("warning: {mistake}"));
+        }
+        Ok(admin)
     }
 }
 
@@ -127,11 +132,6 @@ impl TokenAdminArgs {
         };
         Client::new(base, token).map_err(|error| error.report())
     }
-}
-
-/// The section `[admin]` of all layers.
-fn load_admin(sources: Sources) -> Result<Admin, Mistakes> {
-    Ok(load_without_routes(sources)?.config.admin)
 }
 
 /// The settings for a command that needs no route, so it does not miss one.
@@ -181,17 +181,17 @@ mod tests {
 
     #[test]
     fn an_operators_command_needs_no_route() {
-        let admin = load_admin(sources(Environment::empty())).unwrap();
+        let (admin, _) = config::load_admin(&sources(Environment::empty())).unwrap();
         assert_eq!(base_of_settings(&admin).unwrap().as_str(), "http://127.0.0.1:9090/");
         let elsewhere = Environment::empty().with("ONCEPROXY_ADMIN_LISTEN", "127.0.0.1:7070");
-        let admin = load_admin(sources(elsewhere)).unwrap();
+        let (admin, _) = config::load_admin(&sources(elsewhere)).unwrap();
         assert_eq!(base_of_settings(&admin).unwrap().as_str(), "http://127.0.0.1:7070/");
     }
 
     #[test]
-    fn other_mistakes_are_not_passed_over() {
+    fn mistakes_about_the_listener_are_not_passed_over() {
         let wrong = Environment::empty().with("ONCEPROXY_ADMIN_LISTEN", "nowhere");
-        let mistakes = load_admin(sources(wrong)).unwrap_err();
+        let mistakes = config::load_admin(&sources(wrong)).unwrap_err();
         assert!(mistakes.to_string().contains("ONCEPROXY_ADMIN_LISTEN"), "{mistakes}");
     }
 }

@@ -23,7 +23,10 @@ Exit codes: 0 the promise holds on this store, 1 it does not or the store cannot
 
 /// The arguments of `store`.
 #[derive(Debug, clap::Args)]
-#[command(after_help = "Example:\n  onceproxy store check --store redis://cache:6379")]
+#[command(after_help = "\
+Examples:
+  onceproxy store check --store redis://cache:6379
+  onceproxy store init --store postgres://owner:PASSWORD@db/onceproxy")]
 pub(super) struct Args {
     #[command(subcommand)]
     command: Command,

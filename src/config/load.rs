@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use toml::de::DeTable;
 
-use super::mistakes::{Located, Mistakes, Origin, Report, Warning, wrong};
+use super::mistakes::{Located, Mistake, Mistakes, Origin, Report, Warning, nearest, wrong};
 use super::route::{self, Made};
 use super::sections::{self, Outer, Top};
 use super::store::StoreConfig;
@@ -40,12 +40,16 @@ const VARIABLES: [&str; 7] = [
     "ONCEPROXY_LOG",
 ];
 
-/// The variables of the environment that are settings. Other names that begin with `ONCEPROXY_` are not refused:
-/// Kubernetes makes such variables for every service called `onceproxy`.
+/// What the names of all variables begin with.
+const OURS: &str = "ONCEPROXY_";
+
+/// The variables of the environment that are settings. Other names that begin with `ONCEPROXY_` are warned about and not
+/// refused: they may be somebody else's, and Kubernetes makes such variables for every service called `onceproxy`.
 #[derive(Clone, Default)]
 pub struct Environment {
     values: BTreeMap<&'static str, String>,
     pub(super) not_text: BTreeSet<&'static str>,
+    unknown: BTreeSet<String>,
 }
 
 impl Environment {
@@ -65,19 +69,43 @@ impl Environment {
                 Err(std::env::VarError::NotUnicode(_)) => drop(environment.not_text.insert(name)),
             }
         }
+        #[expect(clippy::disallowed_methods, reason = "this is the place that reads the environment")]
+        let names = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+        environment.unknown.extend(names.filter(|name| is_no_setting(name)));
         environment
     }
 
-    /// The same environment with this variable set; an empty value or a name that is no setting changes nothing.
+    /// The same environment with this variable set; an empty value counts as not set.
     pub fn with(mut self, name: &str, value: &str) -> Environment {
         if let Some(name) = VARIABLES.into_iter().find(|known| *known == name).filter(|_| !value.is_empty()) {
             self.values.insert(name, value.to_owned());
+        } else if is_no_setting(name) {
+            self.unknown.insert(name.to_owned());
         }
         self
     }
 
     fn get(&self, name: &str) -> Option<&str> {
         self.values.get(name).map(String::as_str)
+    }
+}
+
+/// Whether the name looks like a setting's and is none: a typing error, or a wish. Those that Kubernetes makes of a
+/// service's name (`ONCEPROXY_SERVICE_HOST`, `ONCEPROXY_PORT_80_TCP`) nobody wrote.
+fn is_no_setting(name: &str) -> bool {
+    let made = ["_SERVICE_HOST", "_SERVICE_PORT", "_PORT_"].iter().any(|part| name.contains(part));
+    name.starts_with(OURS) && !VARIABLES.contains(&name) && !made && !name.ends_with("_PORT")
+}
+
+/// Warns of variables that set nothing.
+fn unknown_variables(environment: &Environment, report: &Report) {
+    for name in &environment.unknown {
+        let longer = || VARIABLES.into_iter().find(|known| name.starts_with(&format!("{known}_")));
+        let remedy = match nearest(name, VARIABLES.into_iter()).or_else(longer) {
+            Some(near) => format!("did you mean {near}?"),
+            None => format!("there are {}; the rest is set in the file", VARIABLES.join(", ")),
+        };
+        report.warning(Origin::BuiltIn, name, "this variable of the environment sets nothing", &remedy);
     }
 }
 
@@ -134,6 +162,41 @@ pub fn load(sources: &Sources) -> Result<Loaded, Mistakes> {
 
 /// The same, for tests that look at the report afterwards.
 pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mistakes> {
+    let (config, file, content) = read(sources, report, Broken::Hidden);
+    let warnings = report.finish()?;
+    Ok(Loaded { config, warnings, file, content })
+}
+
+/// The section `[admin]` alone, for whoever asks a running proxy something, and the mistakes of all the rest. Such a proxy
+/// goes on under its old settings when its file breaks, so its health must be asked for all the same.
+///
+/// # Errors
+///
+/// The mistakes, if one of them is about the section or the file cannot be read.
+pub fn load_admin(sources: &Sources) -> Result<(Admin, Vec<Mistake>), Mistakes> {
+    let report = Report::default();
+    let (config, ..) = read(sources, &report, Broken::Recovered);
+    let Err(mistakes) = report.finish() else { return Ok((config.admin, Vec::new())) };
+    let matters = |key: &str| ["admin", "config", "environment"].contains(&key.split('.').next().unwrap_or(key));
+    if mistakes.0.iter().any(|mistake| matters(&mistake.key)) {
+        return Err(mistakes);
+    }
+    // Nobody has to say here where requests go.
+    let others = mistakes.0.into_iter().filter(|mistake| mistake.origin != Origin::BuiltIn);
+    Ok((config.admin, others.collect()))
+}
+
+/// What becomes of a file that is not TOML in one place.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Broken {
+    /// Nothing of it is looked at: what the parser took a broken text for would only make more mistakes.
+    Hidden,
+    /// What the parser could make of it is.
+    Recovered,
+}
+
+/// Reads all layers; every mistake is in the report.
+fn read(sources: &Sources, report: &Report, broken: Broken) -> (Config, Option<PathBuf>, Option<Content>) {
     for name in &sources.environment.not_text {
         report.mistake(
             Origin::Environment(name),
@@ -141,6 +204,7 @@ pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mi
             wrong("the value is not UTF-8", "set it again, or unset it"),
         );
     }
+    unknown_variables(&sources.environment, report);
     let path = sources.file.clone().or_else(|| sources.environment.get("ONCEPROXY_CONFIG").map(PathBuf::from));
     let path = if sources.text.is_some() { None } else { path };
     // Looked at before it is read: a change in between is then taken for one that is still to come.
@@ -150,20 +214,19 @@ pub(super) fn load_with(sources: &Sources, report: &Report) -> Result<Loaded, Mi
     let from_file = sources.text.is_some() || path.is_some();
     let file =
         File { path: path.as_deref().map(Arc::from), text: text.as_deref().unwrap_or(""), empty: DeTable::new() };
-    let tree = parse(&file, report);
-    let readable = text.is_some() && tree.is_some();
+    let (tree, is_whole) = parse(&file, report);
+    let tree = if is_whole || broken == Broken::Recovered { &tree } else { &file.empty };
 
-    let mut root = Section::root(report, &file, tree.as_ref().unwrap_or(&file.empty));
+    let mut root = Section::root(report, &file, tree);
     let layers = Layers { flags: &sources.flags, environment: &sources.environment };
-    let routes_from = match (from_file, readable) {
+    let routes_from = match (from_file, text.is_some() && is_whole) {
         (false, _) => RoutesFrom::OutsideOnly,
         (true, true) => RoutesFrom::File,
         (true, false) => RoutesFrom::Nowhere,
     };
     let config = sections(&mut root, &layers, &routes_from);
     root.finish();
-    let warnings = report.finish()?;
-    Ok(Loaded { config, warnings, file: path, content })
+    (config, path, content)
 }
 
 /// The file's text, or `None` after reporting why there is none.
@@ -181,20 +244,18 @@ fn read_file(path: &Path, by_flag: bool, report: &Report) -> Option<String> {
     None
 }
 
-/// The file's tree, or `None` after reporting every place at which it is not TOML. The parser's own rendering would
-/// quote lines, and with them secrets; its bare message does not.
-fn parse<'a>(file: &File<'a>, report: &Report) -> Option<DeTable<'a>> {
+/// The file's tree, and whether that is all of it. Every place at which it is not TOML is reported. The parser's own
+/// rendering would quote lines, and with them secrets; its bare message does not.
+fn parse<'a>(file: &File<'a>, report: &Report) -> (DeTable<'a>, bool) {
     let (tree, errors) = DeTable::parse_recoverable(file.text);
-    if errors.is_empty() {
-        return Some(tree.into_inner());
-    }
+    let is_whole = errors.is_empty();
     for error in errors {
         let at = file.at(error.span().map_or(0, |span| span.start));
         let message = error.message().replace('\n', ", ").replace(", expected nothing", "");
         let right = "correct the syntax (text stands in quotes); the file's settings are checked afterwards";
         report.mistake(at, "TOML", wrong(message, right));
     }
-    None
+    (tree.into_inner(), is_whole)
 }
 
 struct Layers<'a> {

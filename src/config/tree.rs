@@ -149,7 +149,12 @@ impl<'a> Section<'a> {
         let found = self.take(key)?;
         let Some(entries) = found.get_ref().as_array() else {
             let shown = shown(found.get_ref());
-            self.mistake(key, wrong(format!("{shown} is not a list"), format!("write [{shown}]")));
+            // One mistake at a time would send people twice: what stands there may be no entry either.
+            let right = match parse(found.get_ref()) {
+                Ok(_) => format!("write [{shown}]"),
+                Err(what) => format!("write a list, its entries in [ ]; {}", what.right),
+            };
+            self.mistake(key, wrong(format!("{shown} is not a list"), right));
             return None;
         };
         let mut list: Vec<Located<T>> = Vec::new();

@@ -14,7 +14,7 @@ use super::lease::{Lease, Retries};
 use super::notes::Notes;
 use super::route::Route;
 use crate::config::{self, OnStoreError};
-use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Token};
+use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Taken, Token};
 use crate::store::{Store, StoreError, StoreErrorKind};
 
 /// What the store said.
@@ -66,13 +66,13 @@ pub async fn claim(route: &Arc<Route>, store: &Arc<dyn Store>, claim: &Claim, no
             let lease = Lease::granted(store.clone(), claim.clone(), route.clone(), begun);
             Claimed::Granted(Box::new(lease), taken_over)
         }
-        ClaimReply::Completed(replay) => Claimed::Concluded(replayed(route, id, replay)),
-        ClaimReply::InProgress { other_policy, .. } => {
-            count_policy(route, other_policy);
-            Claimed::Elsewhere
+        ClaimReply::Taken(taken) => {
+            // Once here, not at each look of those that wait.
+            if let Taken::InProgress { other_policy, .. } = taken {
+                count_policy(route, other_policy);
+            }
+            concluded(route, id, taken).map_or(Claimed::Elsewhere, Claimed::Concluded)
         }
-        ClaimReply::Unknown(doubtful) => Claimed::Concluded(unknown(route, id, &doubtful)),
-        ClaimReply::Reused => Claimed::Concluded(Problem::reused(id).into()),
         ClaimReply::Lost => Claimed::Concluded(unavailable(id).into()),
     }
 }
@@ -119,6 +119,16 @@ pub fn unavailable(id: &RecordId) -> Problem {
     let detail = "The store that guards this key did not answer, or refused. Nothing was forwarded, because a guess could \
                   execute the request twice.";
     Problem::new(Kind::StoreUnavailable, detail).about(id)
+}
+
+/// How a record answers a request that is not its owner; `None` while an attempt is running.
+fn concluded(route: &Route, id: &RecordId, taken: Taken) -> Option<Conclusion> {
+    match taken {
+        Taken::Completed(replay) => Some(replayed(route, id, replay)),
+        Taken::InProgress { .. } => None,
+        Taken::Unknown(doubtful) => Some(unknown(route, id, &doubtful)),
+        Taken::Reused => Some(Problem::reused(id).into()),
+    }
 }
 
 fn replayed(route: &Route, id: &RecordId, mut replay: Replay) -> Conclusion {
@@ -169,10 +179,7 @@ pub async fn look(
     notes.stored("store look", began, reply.as_ref().err().map(|error| error.kind.as_str()));
     match reply {
         Ok(LookReply::Absent) => Looked::Absent,
-        Ok(LookReply::InProgress { .. }) => Looked::Running,
-        Ok(LookReply::Completed(replay)) => Looked::Concluded(replayed(route, id, replay)),
-        Ok(LookReply::Unknown(doubtful)) => Looked::Concluded(unknown(route, id, &doubtful)),
-        Ok(LookReply::Reused) => Looked::Concluded(Problem::reused(id).into()),
+        Ok(LookReply::Taken(taken)) => concluded(route, id, taken).map_or(Looked::Running, Looked::Concluded),
         Err(error) => {
             tracing::warn!(record = %id, kind = error.kind.as_str(), error = %Chain(&error), "look failed");
             Looked::Concluded(unavailable(id).into())

@@ -48,7 +48,7 @@ pub enum CertificateError {
         source: pem::Error,
     },
     /// Certificate and key cannot be used, or not with each other.
-    #[error("the certificate in `{}` and the key in `{}` cannot be used", certificate.display(), key.display())]
+    #[error("tls.cert_file `{}` cannot be used with tls.key_file `{}`", certificate.display(), key.display())]
     Unusable {
         /// `tls.cert_file`.
         certificate: PathBuf,
@@ -139,6 +139,18 @@ impl Tls {
     }
 }
 
+/// What is wrong with the files: each that cannot be read, or what cannot be used of them. For a check of the settings.
+pub fn faults(files: &config::Tls) -> Vec<CertificateError> {
+    let authorities = files.client_ca_file.as_deref().map(|path| ("client_ca_file", path));
+    let named =
+        [("cert_file", files.cert_file.as_path()), ("key_file", &files.key_file)].into_iter().chain(authorities);
+    let unreadable: Vec<_> = named.filter_map(|(setting, path)| read(setting, path).err()).collect();
+    if !unreadable.is_empty() {
+        return unreadable;
+    }
+    Contents::read(files).and_then(|contents| contents.server_config(files)).err().into_iter().collect()
+}
+
 /// Reads the files; `None` when they are those of this digest.
 fn look(files: &config::Tls, served: [u8; 32]) -> Result<Option<([u8; 32], ServerConfig)>, CertificateError> {
     let contents = Contents::read(files)?;
@@ -183,6 +195,10 @@ impl std::fmt::Display for Chain<'_> {
     }
 }
 
+fn read(setting: &'static str, path: &Path) -> Result<Vec<u8>, CertificateError> {
+    std::fs::read(path).map_err(|source| CertificateError::Unreadable { setting, path: path.to_owned(), source })
+}
+
 /// The files as they stood at one moment.
 struct Contents {
     certificate: Vec<u8>,
@@ -192,13 +208,6 @@ struct Contents {
 
 impl Contents {
     fn read(files: &config::Tls) -> Result<Contents, CertificateError> {
-        let read = |setting, path: &Path| {
-            std::fs::read(path).map_err(|source| CertificateError::Unreadable {
-                setting,
-                path: path.to_owned(),
-                source,
-            })
-        };
         Ok(Contents {
             certificate: read("cert_file", &files.cert_file)?,
             key: read("key_file", &files.key_file)?,

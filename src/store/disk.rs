@@ -33,6 +33,7 @@ mod tests;
 mod writer;
 
 use folder::Folder;
+pub use folder::FolderState;
 use reads::Reads;
 use tables::{Counts, Fault, Found, Tables, View};
 use writer::{Tell, Writer, unreadable_record};
@@ -43,6 +44,11 @@ const TICK: Duration = Duration::from_millis(500);
 const SWEEP_SLICE: usize = 128;
 // Records that one transaction handles when a folder is opened.
 const ORPHAN_SLICE: usize = 1024;
+
+/// What stands at the place of a folder; makes nothing.
+pub(super) fn look_at(dir: &Path) -> FolderState {
+    folder::look_at(dir)
+}
 
 /// Opens the folder, or begins to try.
 pub(super) fn open(dir: &Path, timeout: Duration, metrics: &Arc<Metrics>) -> Opened {
@@ -117,7 +123,7 @@ impl Running {
             }
         }
         let tables = Arc::new(tables);
-        let writer = Writer::start(Arc::clone(&tables), counts, clock, tell.clone())?;
+        let writer = Writer::start(Arc::clone(&tables), folder.place()?, counts, clock, tell.clone())?;
         Ok(Running { writer, reads: Arc::default(), tables, clock, _folder: folder })
     }
 
@@ -359,7 +365,7 @@ impl Store for Disk {
         Box::pin(async {
             let running = self.0.running()?;
             let mut report = Report::default();
-            report.fact("topology", format!("the folder {} of this host, held by this process", self.0.dir.display()));
+            report.fact("topology", format!("the folder {:?} of this host, held by this process", self.0.dir));
             report.fact("persistence", "an fsync before each claim is granted, and for each completion");
             if let Some(fault) = running.writer.fault() {
                 report.breaks(fault);

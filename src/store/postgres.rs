@@ -23,7 +23,7 @@ use crate::config::store::Postgres;
 use crate::metrics::Metrics;
 use crate::record::{
     self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
-    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Slot, State, TOMBSTONE_TTL, Timestamp, Token,
+    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Slot, State, TOMBSTONE_TTL, Taken, Timestamp, Token,
 };
 
 mod ask;
@@ -101,13 +101,13 @@ trait Reply {
 
 impl Reply for ClaimReply {
     fn is_replay(&self) -> bool {
-        matches!(self, ClaimReply::Completed(_))
+        matches!(self, ClaimReply::Taken(Taken::Completed(_)))
     }
 }
 
 impl Reply for LookReply {
     fn is_replay(&self) -> bool {
-        matches!(self, LookReply::Completed(_))
+        matches!(self, LookReply::Taken(Taken::Completed(_)))
     }
 }
 

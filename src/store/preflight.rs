@@ -17,7 +17,7 @@ use super::report::Report;
 use super::{Answer, Query, Store, StoreError};
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, OnUnknown, Reason,
-    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Timestamp, Token,
+    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Taken, Timestamp, Token,
 };
 
 /// The route of the probe's records. No route of the settings can have this name: theirs are in lower case.
@@ -165,7 +165,7 @@ impl Probe<'_> {
         }
         took.sort_unstable();
         let (median, worst) = (took[LOOKS / 2], took[LOOKS - 1]);
-        self.report.fact("latency", format!("{}, at worst {} of {LOOKS}", millis(median), millis(worst)));
+        self.report.fact("latency", format!("{}, and {} at worst in {LOOKS} looks", millis(median), millis(worst)));
         Ok(())
     }
 
@@ -184,7 +184,8 @@ impl Probe<'_> {
         if !self.step("complete", complete, |reply| *reply == CompleteReply::Stored).await? {
             return self.released(&claim).await;
         }
-        let replayed = |reply: &_| matches!(reply, LookReply::Completed(replay) if replay.response == response);
+        let replayed =
+            |reply: &_| matches!(reply, LookReply::Taken(Taken::Completed(replay)) if replay.response == response);
         self.step("look", self.store.look(&claim.id, &claim.fingerprint), replayed).await?;
         let forget = self.store.forget(&claim.id, claim.token, false);
         self.step("forget", forget, |reply| *reply == ForgetReply::Forgotten).await.map(drop)

@@ -15,7 +15,7 @@ use self::failure::NoAnswer;
 use self::health::Watched;
 use self::keys::Keys;
 use self::lane::{Lane, WaitingLanes};
-use self::replies::{Claimed, Completed, Looked, Recorded};
+use self::replies::{Answered, Completed, Recorded, claimed, looked};
 use self::scripts::{Call, Script, Scripts};
 use self::subscriber::Subscriptions;
 use self::topology::Topology;
@@ -26,7 +26,7 @@ use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, OnUnknown, Reason,
-    Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Timestamp, Token, lapse,
+    Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Taken, Timestamp, Token, lapse,
 };
 
 mod acknowledge;
@@ -156,16 +156,7 @@ impl RedisStore {
             }
         };
         let answer = ask(lane.to_shard(claim.id.hash()[0]), &Question::Claim(call), limits).await?;
-        match Claimed::read(answer)? {
-            Claimed::Decided { reply, lapsed } => {
-                self.count_stale(&claim.id, lapsed);
-                Ok(Told::Reply(reply))
-            }
-            Claimed::Completed(Completed::Whole { record, now }) => {
-                replies::replay(record, &claim.fingerprint, now).map(ClaimReply::Completed).map(Told::Reply)
-            }
-            Claimed::Completed(Completed::Head { head, now }) => Ok(Told::Head(head, now)),
-        }
+        self.told(&claim.id, &claim.fingerprint, claimed(answer)?)
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
@@ -187,7 +178,7 @@ impl RedisStore {
     ) -> Result<ClaimReply, StoreError> {
         for tries in 1.. {
             if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, &head, now, limits).await? {
-                return Ok(ClaimReply::Completed(replay));
+                return Ok(Taken::Completed(replay).into());
             }
             if tries == VANISHED_AT_MOST {
                 break;
@@ -205,22 +196,36 @@ impl RedisStore {
         for _ in 0..VANISHED_AT_MOST {
             let names = self.shared.keys.names(id, None);
             let call = Call::new(&self.shared.scripts.look, &names).fingerprint(fingerprint);
-            match Looked::read(self.ask(&self.claims, id, call, limits).await?)? {
-                Looked::Decided { reply, lapsed } => {
-                    self.count_stale(id, lapsed);
-                    return Ok(reply);
-                }
-                Looked::Completed(Completed::Whole { record, now }) => {
-                    return replies::replay(record, fingerprint, now).map(LookReply::Completed);
-                }
-                Looked::Completed(Completed::Head { head, now }) => {
+            let answer = looked(self.ask(&self.claims, id, call, limits).await?)?;
+            match self.told(id, fingerprint, answer)? {
+                Told::Reply(reply) => return Ok(reply),
+                Told::Head(head, now) => {
                     if let Some(replay) = Box::pin(self.fetch(id, fingerprint, &head, now, limits)).await? {
-                        return Ok(LookReply::Completed(replay));
+                        return Ok(Taken::Completed(replay).into());
                     }
                 }
             }
         }
         Err(vanishing())
+    }
+
+    /// What a script's answer comes to, as far as it can be told without another trip.
+    fn told<R: From<Taken>>(
+        &self,
+        id: &RecordId,
+        fingerprint: &Fingerprint,
+        answer: Answered<R>,
+    ) -> Result<Told<R>, StoreError> {
+        match answer {
+            Answered::Decided { reply, lapsed } => {
+                self.count_stale(id, lapsed);
+                Ok(Told::Reply(reply))
+            }
+            Answered::Completed(Completed::Whole { record, now }) => {
+                replies::replay(record, fingerprint, now).map(|replay| Told::Reply(Taken::Completed(replay).into()))
+            }
+            Answered::Completed(Completed::Head { head, now }) => Ok(Told::Head(head, now)),
+        }
     }
 
     /// The replay of a large record of which a script has found the head, by a second trip. `None` if another record, or

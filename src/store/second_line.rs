@@ -14,7 +14,7 @@ use super::report::{Report, SECOND, Weight};
 use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, Watch};
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
-    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, State, Token,
+    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, State, Taken, Token,
 };
 
 #[cfg(test)]
@@ -42,26 +42,8 @@ impl SecondLine {
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let first = match self.first.claim(claim).await? {
             ClaimReply::Granted { attempts, taken_over } => (attempts, taken_over),
-            // A completion may have reached the second line alone.
-            unknown @ ClaimReply::Unknown(_) => {
-                return Ok(match self.second_opinion(&claim.id, &claim.fingerprint).await {
-                    Some(LookReply::Completed(replay)) => ClaimReply::Completed(replay),
-                    Some(LookReply::Unknown(doubtful)) => ClaimReply::Unknown(doubtful),
-                    Some(LookReply::Reused) => ClaimReply::Reused,
-                    _ => unknown,
-                });
-            }
-            ClaimReply::Reused => {
-                return Ok(match self.used_by(&claim.id, &claim.fingerprint).await? {
-                    LookReply::Completed(replay) => ClaimReply::Completed(replay),
-                    LookReply::Unknown(doubtful) => ClaimReply::Unknown(doubtful),
-                    LookReply::InProgress { lease_left, other_policy } => {
-                        ClaimReply::InProgress { lease_left, other_policy }
-                    }
-                    LookReply::Reused | LookReply::Absent => ClaimReply::Reused,
-                });
-            }
-            reply => return Ok(reply),
+            ClaimReply::Taken(taken) => return self.told(taken, &claim.id, &claim.fingerprint).await.map(Into::into),
+            ClaimReply::Lost => return Ok(ClaimReply::Lost),
         };
         let second = match self.second.claim(claim).await {
             Ok(reply) => reply,
@@ -77,13 +59,13 @@ impl SecondLine {
                 Ok(ClaimReply::Granted { attempts: attempts.max(first.0), taken_over: taken_over.or(first.1) })
             }
             // From here on: the first line had forgotten what the second tells.
-            ClaimReply::Completed(replay) => {
+            ClaimReply::Taken(Taken::Completed(replay)) => {
                 tracing::warn!(record = %claim.id, "the store had forgotten a completed record; it is brought back");
                 let complete = self.first.complete(claim, &replay.response, replay.ttl).await;
                 self.repair(complete.map(drop), claim);
-                Ok(ClaimReply::Completed(replay))
+                Ok(Taken::Completed(replay).into())
             }
-            ClaimReply::Unknown(doubtful) => {
+            ClaimReply::Taken(Taken::Unknown(doubtful)) => {
                 tracing::warn!(record = %claim.id, "the store had forgotten an unknown record; it is brought back");
                 let response = match self.second.get(&claim.id).await {
                     Ok(Some(Record { state: State::Unknown { response, .. }, .. })) => response,
@@ -91,10 +73,10 @@ impl SecondLine {
                 };
                 let doubt = self.first.doubt(claim, doubtful.reason, response.as_ref()).await;
                 self.repair(doubt.map(drop), claim);
-                Ok(ClaimReply::Unknown(doubtful))
+                Ok(Taken::Unknown(doubtful).into())
             }
             // Its owner's next renewal brings it back.
-            reply @ (ClaimReply::InProgress { .. } | ClaimReply::Reused | ClaimReply::Lost) => {
+            reply @ (ClaimReply::Taken(Taken::InProgress { .. } | Taken::Reused) | ClaimReply::Lost) => {
                 self.hand_back(claim).await;
                 Ok(reply)
             }
@@ -114,11 +96,27 @@ impl SecondLine {
         }
     }
 
-    /// What the second line holds of a record that is unknown to the first. If it is completed, the first is told.
-    async fn second_opinion(&self, id: &RecordId, fingerprint: &Fingerprint) -> Option<LookReply> {
+    /// What both lines say, where the first has a record.
+    async fn told(&self, first: Taken, id: &RecordId, fingerprint: &Fingerprint) -> Result<Taken, StoreError> {
+        match first {
+            // A completion may have reached the second line alone.
+            Taken::Unknown(_) => Ok(self.second_opinion(id, fingerprint).await.unwrap_or(first)),
+            // A first line that had forgotten the record grants its key to any request, until the second refuses that
+            // one: its word alone would send the true owner away with "use a new key". So without the second line there
+            // is no answer.
+            Taken::Reused => Ok(match self.second.look(id, fingerprint).await? {
+                LookReply::Taken(second) => second,
+                LookReply::Absent => first,
+            }),
+            Taken::Completed(_) | Taken::InProgress { .. } => Ok(first),
+        }
+    }
+
+    /// What the second line knows of a record that is unknown to the first. If it is completed, the first is told.
+    async fn second_opinion(&self, id: &RecordId, fingerprint: &Fingerprint) -> Option<Taken> {
         // Without the second line the record is as unknown as before.
-        let reply = self.second.look(id, fingerprint).await.ok()?;
-        if let LookReply::Completed(replay) = &reply
+        let LookReply::Taken(second) = self.second.look(id, fingerprint).await.ok()? else { return None };
+        if let Taken::Completed(replay) = &second
             && let Ok(Some(record)) = self.first.get(id).await
         {
             let finding = Finding::Executed { response: replay.response.clone(), retention: replay.ttl };
@@ -126,29 +124,14 @@ impl SecondLine {
                 tracing::warn!(record = %id, %error, "the store could not be repaired; the next duplicate tries again");
             }
         }
-        Some(reply)
-    }
-
-    /// What the second line holds of a record that is another request's by the first. A first line that had forgotten
-    /// the record grants its key to any request, until the second refuses that one: its word alone would send the true
-    /// owner away with "use a new key". So without the second line there is no answer.
-    async fn used_by(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
-        self.second.look(id, fingerprint).await
+        (!matches!(second, Taken::InProgress { .. })).then_some(second)
     }
 
     async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
         match self.first.look(id, fingerprint).await? {
-            unknown @ LookReply::Unknown(_) => {
-                let told =
-                    |reply: &_| matches!(reply, LookReply::Completed(_) | LookReply::Unknown(_) | LookReply::Reused);
-                Ok(self.second_opinion(id, fingerprint).await.filter(told).unwrap_or(unknown))
-            }
-            LookReply::Reused => Ok(match self.used_by(id, fingerprint).await? {
-                LookReply::Absent => LookReply::Reused,
-                reply => reply,
-            }),
+            LookReply::Taken(taken) => self.told(taken, id, fingerprint).await.map(Into::into),
             // A waiter never becomes an owner. What the first line forgot is found when the key is claimed again.
-            reply => Ok(reply),
+            LookReply::Absent => Ok(LookReply::Absent),
         }
     }
 

@@ -96,6 +96,14 @@ pub enum ConnectError {
         /// What rustls or the kernel said.
         source: io::Error,
     },
+    /// What answered there spoke no TLS at all.
+    #[error("`{host}` does not speak TLS there; is its URL to be http://, or another port?")]
+    NotTls {
+        /// The name that the certificate had to carry.
+        host: String,
+        /// What rustls said.
+        source: io::Error,
+    },
     /// It did not stand in time.
     #[error("no connection to `{host}` within {after:?}")]
     TimedOut {
@@ -132,7 +140,7 @@ impl ConnectError {
             ConnectError::ProxyRefused { .. } | ConnectError::ProxyBroke { .. } => {
                 "the proxy on the way to it did not connect"
             }
-            ConnectError::Tls { .. } => "TLS with it failed",
+            ConnectError::Tls { .. } | ConnectError::NotTls { .. } => "TLS with it failed",
             ConnectError::TimedOut { .. } => "no connection stood in time",
             ConnectError::NotHttp2 { .. } => "it does not speak HTTP/2",
             ConnectError::Closed { .. } => "it closed the connection before it was used",
@@ -142,6 +150,17 @@ impl ConnectError {
     /// Whether a request may have run: never.
     pub fn may_have_run(&self) -> bool {
         false
+    }
+}
+
+/// What a handshake that failed says: mostly of a certificate, and sometimes that the settings mean another protocol.
+fn failed_handshake(host: String, source: io::Error) -> ConnectError {
+    let cause = source.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
+    match cause {
+        Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
+            ConnectError::NotTls { host, source }
+        }
+        _ => ConnectError::Tls { host, source },
     }
 }
 
@@ -210,7 +229,7 @@ impl Dialer {
             None => Wire::plain(socket),
             Some(tls) => {
                 let connected = tls.connector.connect(tls.name.clone(), socket).await;
-                Wire::tls(connected.map_err(|source| ConnectError::Tls { host: self.host(), source })?)
+                Wire::tls(connected.map_err(|source| failed_handshake(self.host(), source))?)
             }
         };
         Ok((wire, meter))

@@ -52,15 +52,19 @@ pub enum TlsSetupError {
         source: rustls::Error,
     },
     /// `client_cert_file` or `client_key_file` cannot be read, or holds nothing of its kind in PEM.
-    #[error("cannot read the client's certificate or key in `{}`", path.display())]
+    #[error("cannot read {what} in {setting} `{}`", path.display())]
     ClientFile {
+        /// Its setting.
+        setting: &'static str,
+        /// What was looked for.
+        what: &'static str,
         /// As it stands in the settings.
         path: PathBuf,
         /// What is wrong with it.
         source: pem::Error,
     },
     /// The certificate in `client_cert_file` cannot be used: there is none, or the key is another one's.
-    #[error("the client's certificate in `{}` cannot be used with its key", path.display())]
+    #[error("the certificate in client_cert_file `{}` cannot be used with the key in client_key_file", path.display())]
     ClientCertificate {
         /// As it stands in the settings.
         path: PathBuf,
@@ -121,6 +125,14 @@ impl Tls {
     }
 }
 
+/// Reads the files that the settings of one upstream name, as a pool of it would. For a check of the settings.
+///
+/// # Errors
+/// What is wrong with them.
+pub fn check_files(upstream: &config::Upstream) -> Result<(), TlsSetupError> {
+    if upstream.tls { Tls::new(upstream).map(drop) } else { Ok(()) }
+}
+
 /// The name that the certificate must carry.
 fn name_of(upstream: &config::Upstream) -> Result<ServerName<'static>, TlsSetupError> {
     let host = match &upstream.server_name {
@@ -138,13 +150,13 @@ fn with_certificate(
     certificate: &Path,
     key: &Path,
 ) -> Result<ClientConfig, TlsSetupError> {
-    let unreadable = |path: &Path| {
+    let unreadable = |setting, what, path: &Path| {
         let path = path.to_owned();
-        move |source| TlsSetupError::ClientFile { path, source }
+        move |source| TlsSetupError::ClientFile { setting, what, path, source }
     };
     let chain = CertificateDer::pem_file_iter(certificate).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    let chain = chain.map_err(unreadable(certificate))?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(unreadable(key))?;
+    let chain = chain.map_err(unreadable("client_cert_file", "the certificate", certificate))?;
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(unreadable("client_key_file", "the private key", key))?;
     config
         .with_client_auth_cert(chain, secret)
         .map_err(|source| TlsSetupError::ClientCertificate { path: certificate.to_owned(), source })

@@ -14,6 +14,8 @@ use onceproxy::shutdown::{Ready, Signal};
 use onceproxy::store::preflight::Standing;
 use onceproxy::store::{self, Store};
 
+use crate::support::tls::Authority;
+
 const SECRET: &str = "s3cret";
 
 /// A running admin listener, and what it speaks for.
@@ -216,6 +218,21 @@ async fn health_says_yes_or_no_and_why() {
     run(&["health", "--admin", &address], &[]).await.failed(1, &["no answer from http://127.0.0.1:", "hint: "]);
 }
 
+/// A running proxy goes on under its old settings, so that a typing error must not make a probe kill it.
+#[tokio::test]
+async fn health_is_asked_for_past_a_mistake_in_the_settings() {
+    let proxy = operated().await;
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onceproxy.toml");
+    let good = format!("[admin]\nlisten = \"{}\"\n[[route]]\nname = \"pay\"\n", proxy.address);
+    for (mistake, says) in [("preset = \"paymnt\"\n", "did you mean"), ("preset = \"payment\n", "TOML: ")] {
+        std::fs::write(&file, format!("{good}{mistake}")).unwrap();
+        let asked = run(&["health", "--config", file.to_str().unwrap()], &[]).await;
+        assert_eq!((asked.code, asked.out.as_str()), (0, "ready\n"), "{}", asked.err);
+        assert!(asked.err.starts_with("warning: ") && asked.err.contains(says), "{}", asked.err);
+    }
+}
+
 #[tokio::test]
 async fn something_else_on_the_admin_port_is_told_apart() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -244,6 +261,51 @@ async fn check_prints_what_would_be_used_or_every_mistake() {
     run(&["serve"], &[]).await.failed(2, &["neither a file nor an upstream"]);
 }
 
+/// Settings that name files everywhere: of the listeners, of the store, of a route.
+fn settings_with_files(certificate: &str, key: &str, authority: &str) -> String {
+    format!(
+        "listen = \"127.0.0.1:0\"\n[admin]\nlisten = \"off\"\n\
+         [tls]\ncert_file = {certificate:?}\nkey_file = {key:?}\nclient_ca_file = {authority:?}\n\
+         [store]\nurl = \"rediss://127.0.0.1:1\"\nca_file = {authority:?}\n\
+         client_cert_file = {certificate:?}\nclient_key_file = {key:?}\n\
+         [second_line]\nurl = \"postgres://u:p@127.0.0.1:1/d?sslmode=verify-full\"\nca_file = {authority:?}\n\
+         [[route]]\nname = \"pay\"\nupstream = \"https://127.0.0.1:1\"\nca_file = {authority:?}\n\
+         client_cert_file = {certificate:?}\nclient_key_file = {key:?}\n"
+    )
+}
+
+#[tokio::test]
+async fn check_reads_the_files_that_the_settings_name() {
+    let (authority, folder) = (Authority::new(), tempfile::tempdir().unwrap());
+    authority.write("127.0.0.1", folder.path());
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (settings, ca) = (path("onceproxy.toml"), authority.file().to_str().unwrap().to_owned());
+    std::fs::write(path("other.pem"), rcgen::KeyPair::generate().unwrap().serialize_pem()).unwrap();
+    let check = async |certificate: &str, key: &str, authority: &str| {
+        std::fs::write(&settings, settings_with_files(certificate, key, authority)).unwrap();
+        run(&["check", "--config", &settings], &[]).await
+    };
+    let good = check(&path("cert.pem"), &path("key.pem"), &ca).await;
+    assert!(good.succeeded().contains("[[route]]"));
+
+    // Each place says which of its settings is wrong, in one run.
+    let none = check(&path("a.pem"), &path("b.pem"), &path("c.pem")).await;
+    none.failed(2, &["tls.cert_file `", "tls.key_file `", "tls.client_ca_file `", "store.ca_file: "]);
+    none.failed(2, &["second_line.ca_file: ", "route.pay: ", "in ca_file `", "onceproxy.toml: ", "No such file"]);
+    assert_eq!(none.err.lines().count(), 6, "{}", none.err);
+    assert_eq!(none.out, "", "settings were printed that cannot be used");
+    let unfit = check(&path("cert.pem"), &path("other.pem"), &ca).await;
+    unfit.failed(
+        2,
+        &["tls.cert_file `", "store.client_cert_file and store.client_key_file", "route.pay: ", "client_key_file"],
+    );
+    let not_pem = check(&path("onceproxy.toml"), &path("key.pem"), &ca).await;
+    not_pem.failed(
+        2,
+        &["tls.cert_file `", "is not PEM with a certificate", "store.client_cert_file: ", "client_cert_file `"],
+    );
+}
+
 #[tokio::test]
 async fn wrong_usage_is_2_and_help_is_not_an_error() {
     run(&[], &[]).await.failed(2, &["Examples:", "Exit codes:"]);
@@ -256,8 +318,9 @@ async fn wrong_usage_is_2_and_help_is_not_an_error() {
 #[tokio::test]
 async fn completions_and_manual_pages_know_every_command() {
     let help = run(&["--help"], &[]).await.succeeded().to_owned();
-    assert!(!help.contains("generate"), "it is for whoever packages the binary");
+    assert!(help.contains("onceproxy generate --help"), "whoever packages the binary does not find it: {help}");
     let commands = help.split_once("Commands:\n").unwrap().1.split_once("\n\n").unwrap().0;
+    assert!(!commands.contains("generate"), "it is for whoever packages the binary: {commands}");
     let commands: Vec<_> = commands.lines().filter_map(|line| line.split_whitespace().next()).collect();
     assert!(commands.len() > 4, "{commands:?}");
 

@@ -12,7 +12,7 @@ use onceproxy::config::store::{Backend, StoreConfig};
 use onceproxy::metrics::Metrics;
 use onceproxy::record::{
     Claim, ClaimReply, CompleteReply, Doubtful, Fingerprint, OnUnknown, Reason, Record, RecordId, Replay, Response,
-    State, Token,
+    State, Taken, Token,
 };
 use onceproxy::store::{Opened, Store};
 
@@ -185,14 +185,14 @@ impl Pair {
 
 fn replayed(reply: ClaimReply) -> Replay {
     match reply {
-        ClaimReply::Completed(replay) => replay,
+        ClaimReply::Taken(Taken::Completed(replay)) => replay,
         other => panic!("not a replay: {other:?}"),
     }
 }
 
 fn held(reply: ClaimReply) -> Doubtful {
     match reply {
-        ClaimReply::Unknown(doubtful) => doubtful,
+        ClaimReply::Taken(Taken::Unknown(doubtful)) => doubtful,
         other => panic!("not unknown: {other:?}"),
     }
 }

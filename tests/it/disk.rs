@@ -11,9 +11,9 @@ use bytes::Bytes;
 use onceproxy::config::store::Backend;
 use onceproxy::metrics::Metrics;
 use onceproxy::record::{
-    Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, Reason, RecordId, Response, State, Token,
+    Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, Reason, RecordId, Response, State, Taken, Token,
 };
-use onceproxy::store::{Opened, Store, StoreErrorKind};
+use onceproxy::store::{NotReady, Opened, Store, StoreErrorKind};
 
 use super::contract::{self, until};
 
@@ -85,7 +85,7 @@ async fn records_survive_a_restart_and_claims_become_unknown_at_once() {
     assert_eq!(disk.store.ready(), Ok(()), "a folder that was let go is open again at once");
     let record = disk.store.get(&claimed.id).await.unwrap().unwrap();
     assert!(matches!(record.state, State::Unknown { reason: Reason::Lapsed, .. }), "{record:?}");
-    assert!(matches!(disk.store.claim(&completed).await.unwrap(), ClaimReply::Completed(_)));
+    assert!(matches!(disk.store.claim(&completed).await.unwrap(), ClaimReply::Taken(Taken::Completed(_))));
     assert_eq!(disk.store.claim(&released).await.unwrap(), ClaimReply::Lost, "its tombstone survived");
     until("the gauge counts what was found", async || {
         disk.metrics.expose().0.contains(r#"onceproxy_records_open{state="unknown"} 1"#).then_some(())
@@ -251,6 +251,51 @@ async fn a_folder_that_cannot_be_made_is_tried_until_it_can() {
         assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     }
     disk.close().await;
+}
+
+/// What an operator may do to the folder behind the back of the process that uses it.
+const TAKEN_AWAY: [(&str, fn(&Path)); 4] = [
+    ("the folder is deleted", |dir| std::fs::remove_dir_all(dir).unwrap()),
+    ("the folder is moved away", |dir| std::fs::rename(dir, dir.with_extension("old")).unwrap()),
+    ("the records are replaced by a copy", |dir| {
+        std::fs::copy(dir.join("records.redb"), dir.join("copy")).unwrap();
+        std::fs::rename(dir.join("copy"), dir.join("records.redb")).unwrap();
+    }),
+    ("the lock is deleted", |dir| std::fs::remove_file(dir.join("lock")).unwrap()),
+];
+
+#[tokio::test]
+async fn a_folder_that_is_taken_away_grants_nothing_more() {
+    for (what, take_away) in TAKEN_AWAY {
+        let parent = tempfile::tempdir().unwrap();
+        let dir = parent.path().join("records");
+        let first = Disk::open(&dir);
+        let (held, late) = (fresh_claim(), fresh_claim());
+        assert!(matches!(first.store.claim(&held).await.unwrap(), ClaimReply::Granted { .. }));
+        take_away(&dir);
+        // At once, and not only when the background comes by: another process may have opened the place.
+        let error = first.store.claim(&late).await.unwrap_err();
+        assert_eq!(error.kind, StoreErrorKind::Broken, "{what}: {error}");
+        let error = first.store.complete(&held, &response_of(&held), Duration::from_secs(60)).await.unwrap_err();
+        assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Broken, false), "{what}: {error}");
+        let Err(NotReady::UntilRestart(why)) = first.store.ready() else { panic!("{what}: a restart is needed") };
+        assert!(why.contains("deleted, moved or replaced") && why.contains(&*dir.to_string_lossy()), "{what}: {why}");
+        first.close().await;
+    }
+}
+
+#[tokio::test]
+async fn an_idle_store_notices_that_its_folder_is_another_one() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("records");
+    let first = Disk::open(&dir);
+    std::fs::rename(&dir, parent.path().join("old")).unwrap();
+    let second = Disk::open(&dir);
+    assert_eq!(second.store.ready(), Ok(()), "nobody holds the new folder");
+    until("the first one is not ready", async || first.store.ready().err()).await;
+    assert!(matches!(second.store.claim(&fresh_claim()).await.unwrap(), ClaimReply::Granted { .. }));
+    second.close().await;
+    first.close().await;
 }
 
 #[tokio::test]

@@ -36,15 +36,15 @@ impl Doors {
     }
 
     /// The address on which TLS is spoken, or the other one.
-    fn address(&self, tls: bool) -> String {
-        address(&self.world, tls)
+    async fn address(&self, tls: bool) -> String {
+        address(&self.world, tls).await
     }
 
     /// Runs curl in one of the ways in; its output begins with the version of HTTP that it spoke.
     async fn curl(&self, way: Way, path: &str, more: &[&str]) -> String {
         let ca = self.authority.file().to_str().unwrap().to_owned();
         let socket = self.socket().to_str().unwrap().to_owned();
-        let (secure, plain) = (format!("https://{}{path}", self.address(true)), self.address(false));
+        let (secure, plain) = (format!("https://{}{path}", self.address(true).await), self.address(false).await);
         let plain = format!("http://{plain}{path}");
         let args: Vec<&str> = match way {
             Way::Tls1 => vec!["--http1.1", "--cacert", &ca, &secure],
@@ -61,15 +61,16 @@ impl Doors {
 }
 
 /// Where a world listens with TLS, or without.
-fn address(world: &World, tls: bool) -> String {
-    let lines = world.proxy().log();
-    let address = lines.iter().find_map(|line| {
-        let line: Value = serde_json::from_str(line).ok()?;
-        let line = line.get("fields").unwrap_or(&line);
-        let address = line["address"].as_str().filter(|address| !address.starts_with("unix:"))?;
-        (line["listener"] == "proxy" && line["tls"] == tls).then(|| address.to_owned())
-    });
-    address.expect("a listener")
+async fn address(world: &World, tls: bool) -> String {
+    let find = async || {
+        world.proxy().log().iter().find_map(|line| {
+            let line: Value = serde_json::from_str(line).ok()?;
+            let line = line.get("fields").unwrap_or(&line);
+            let address = line["address"].as_str().filter(|address| !address.starts_with("unix:"))?;
+            (line["listener"] == "proxy" && line["tls"] == tls).then(|| address.to_owned())
+        })
+    };
+    eventually("a listener", find).await
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -172,7 +173,7 @@ async fn a_large_upload_and_a_large_answer_pass_through() {
 async fn a_replaced_certificate_is_served_without_a_restart() {
     let doors = Doors::open().await;
     let other = Authority::new();
-    let url = format!("https://{}/", doors.address(true));
+    let url = format!("https://{}/", doors.address(true).await);
     let trusted = async |ca: &Path| curl(&["--cacert", ca.to_str().unwrap(), &url]).await.status.success();
     assert!(trusted(doors.authority.file()).await && !trusted(other.file()).await);
     std::fs::write(doors.folder.path().join("cert.pem"), "no certificate").unwrap();
@@ -207,8 +208,10 @@ async fn a_clients_certificate_says_whose_key_it_is() {
         .await;
     let clients = tempfile::tempdir().unwrap();
     let (cert, key) = (clients.path().join("cert.pem"), clients.path().join("key.pem"));
-    let (secure, plain) =
-        (format!("https://{}/pay", address(&world, true)), format!("http://{}/pay", address(&world, false)));
+    let (secure, plain) = (
+        format!("https://{}/pay", address(&world, true).await),
+        format!("http://{}/pay", address(&world, false).await),
+    );
     let ca = authority.file().to_str().unwrap();
     let shown = ["--cacert", ca, "--cert", cert.to_str().unwrap(), "--key", key.to_str().unwrap()];
     let replayed = async |more: &[&str]| {
@@ -301,7 +304,7 @@ async fn flood(address: &str, mut next: impl FnMut(u32) -> Vec<u8>) {
 #[tokio::test]
 async fn abuse_of_http_2_ends_the_connection_and_takes_no_memory() {
     let doors = Doors::open().await;
-    let address = doors.address(false);
+    let address = doors.address(false).await;
     let request = fields(&[
         (":method", "POST"),
         (":scheme", "http"),

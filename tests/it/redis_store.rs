@@ -6,7 +6,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use onceproxy::config::store::{Backend, Place, Redis, StoreConfig, Topology};
 use onceproxy::metrics::Metrics;
-use onceproxy::record::{Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, RecordId, Response, Token};
+use onceproxy::record::{Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, RecordId, Response, Taken, Token};
 use onceproxy::store::{Opened, Store};
 
 use super::contract::{self, until};
@@ -114,7 +114,7 @@ async fn completed(store: &dyn Store, response: &Response) -> Claim {
 
 async fn replay(store: &dyn Store, claim: &Claim) -> Response {
     match store.claim(&again(claim)).await.unwrap() {
-        ClaimReply::Completed(replay) => replay.response,
+        ClaimReply::Taken(Taken::Completed(replay)) => replay.response,
         other => panic!("not a replay: {other:?}"),
     }
 }

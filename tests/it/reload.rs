@@ -18,10 +18,6 @@ async fn reloaded(world: &World, result: &str, times: f64) {
     eventually(&what, async || (world.proxy().metric(RELOADS, &labels).await >= times).then_some(())).await;
 }
 
-fn logged(world: &World, text: &str) -> bool {
-    world.proxy().log().iter().any(|line| line.contains(text))
-}
-
 #[tokio::test]
 async fn sighup_puts_the_file_in_force() {
     let mut world = World::new(Store::Memory).await;
@@ -30,7 +26,7 @@ async fn sighup_puts_the_file_in_force() {
     world.proxy().hang_up();
     reloaded(&world, "success", 1.0).await;
     // And did not wait for the file to be looked at.
-    assert!(logged(&world, "\"why\":\"SIGHUP\""));
+    world.proxy().logged("\"why\":\"SIGHUP\"").await;
     world.send(&Request::pay()).await.assert_problem(400, "key-missing");
     let shown = world.proxy().admin("GET", "/config", None).await.text();
     assert!(shown.contains("key_required = true") && shown.contains("retention = \"90s\""), "{shown}");
@@ -140,7 +136,8 @@ async fn a_bad_file_changes_nothing_says_why_and_shows_in_a_metric() {
     world.change_route("key_required = true\n retention = \"soon\"");
     reloaded(&world, "failure", 1.0).await;
     assert_eq!(world.proxy().metric("onceproxy_config_last_reload_successful", &[]).await, 0.0);
-    assert!(logged(&world, "route.pay.retention") && logged(&world, "the old ones stay in force"));
+    world.proxy().logged("route.pay.retention").await;
+    world.proxy().logged("the old ones stay in force").await;
     // Neither of the two settings is in force.
     world.send(&Request::pay()).await.assert_executed(201);
 
@@ -160,7 +157,7 @@ async fn certificates_that_cannot_be_read_change_nothing() {
     world.change_route("key_required = true");
     world.proxy().hang_up();
     reloaded(&world, "failure", 1.0).await;
-    assert!(logged(&world, "/nowhere.pem"), "{:?}", world.proxy().log());
+    world.proxy().logged("/nowhere.pem").await;
     world.send(&Request::pay()).await.assert_executed(201);
 }
 
@@ -170,9 +167,8 @@ async fn what_needs_a_restart_is_named_and_not_shown_as_in_force() {
     world.change_top("listen = \"127.0.0.1:1\"\n threads = 3\n drain_timeout = \"11s\"");
     world.proxy().hang_up();
     reloaded(&world, "success", 1.0).await;
-    let log = world.proxy().log();
-    let named = log.iter().find(|line| line.contains("takes effect after a restart")).expect("a warning");
-    let named: serde_json::Value = serde_json::from_str(named).unwrap();
+    let named = world.proxy().logged("takes effect after a restart").await;
+    let named: serde_json::Value = serde_json::from_str(&named).unwrap();
     assert_eq!((&named["settings"], &named["level"]), (&json!("listen threads"), &json!("WARN")));
     let shown = world.proxy().admin("GET", "/config", None).await.text();
     assert!(!shown.contains("127.0.0.1:1\"") && shown.contains("drain_timeout = \"11s\""), "{shown}");
@@ -185,7 +181,8 @@ async fn settings_that_name_records_anew_are_told() {
     world.change_route("scope = []");
     world.proxy().hang_up();
     reloaded(&world, "success", 1.0).await;
-    assert!(logged(&world, "\"settings\":\"route.pay.scope\"") && logged(&world, "not found any more"));
+    world.proxy().logged("\"settings\":\"route.pay.scope\"").await;
+    world.proxy().logged("not found any more").await;
 }
 
 on_each_store! {
@@ -273,7 +270,7 @@ async fn renewed_certificates_of_an_upstream_are_taken_without_a_word() {
     std::fs::write(&trusted, "no certificate").unwrap();
     eventually("the bad file", async || (metric("reload_failures").await == 1.0).then_some(())).await;
     world.pay("k-2").await.assert_executed(201);
-    assert!(logged(&world, "cannot take new certificates for an upstream"));
+    world.proxy().logged("cannot take new certificates for an upstream").await;
 
     world.upstream.speak_tls(new.certificate_for("127.0.0.1"));
     world.pay("k-3").await.assert_problem(502, "upstream-unreachable");

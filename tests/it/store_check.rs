@@ -110,6 +110,17 @@ async fn says_what_a_server_may_lose_and_what_breaks_the_promise() {
     assert_eq!(report["facts"]["operations"], Value::Null, "a server that must not be used is not written to");
 }
 
+/// Not that evictions be allowed, which is what a server says that shows nothing of itself to one of its users.
+#[tokio::test]
+async fn says_that_a_server_wants_a_login() {
+    let server = RedisServer::start(&[]).await;
+    server.command(&["CONFIG", "SET", "requirepass", "secret"]).await;
+    let (code, report, _) = check(&format!("redis://{}", server.address)).await;
+    assert_eq!(code, 1, "{report:#}");
+    says(&report, "breaks", "Redis wants a login: write the user and the password into store.url");
+    assert!(!report["breaks"].to_string().contains("allow_eviction"), "{report:#}");
+}
+
 #[tokio::test]
 async fn finds_the_rights_that_a_user_lacks_by_trying() {
     let server = RedisServer::start(&[]).await;
@@ -207,13 +218,36 @@ async fn a_store_that_cannot_be_reached_and_one_that_is_held_say_so() {
     assert_eq!(code, 2, "{complaints}");
     let folder = tempfile::tempdir().unwrap();
     let store = format!("disk:{}", folder.path().join("records").display());
-    let (code, report, _) = check(&store).await;
-    assert_eq!((code, &report["breaks"]), (0, &serde_json::json!([])), "{report:#}");
     let proxy = proxy_on(&store, folder.path()).await;
     proxy.ready().await;
     let (code, _, complaints) = check(&store).await;
     assert_eq!(code, 1);
     assert!(complaints.contains("held by process"), "{complaints}");
+}
+
+#[tokio::test]
+async fn a_check_of_a_folder_leaves_nothing_behind() {
+    let parent = tempfile::tempdir().unwrap();
+    let dir = parent.path().join("records");
+    let store = format!("disk:{}", dir.display());
+    let (code, _, complaints) = check(&store).await;
+    assert_eq!(code, 1);
+    assert!(complaints.contains("does not exist") && complaints.contains("`onceproxy serve` makes it"), "{complaints}");
+    assert!(!dir.exists(), "the check made the folder");
+
+    std::fs::create_dir(&dir).unwrap();
+    let (code, report, complaints) = check(&store).await;
+    assert_eq!((code, &report["breaks"]), (0, &serde_json::json!([])), "{report:#} {complaints}");
+    assert!(fact(&report["facts"], "records").contains("none yet"), "{report:#}");
+    assert_eq!(std::fs::read_dir(&dir).unwrap().count(), 0, "the check left something in the folder");
+
+    let mut proxy = proxy_on(&store, parent.path()).await;
+    proxy.ready().await;
+    proxy.terminate();
+    proxy.ended().await;
+    let (code, report, _) = check(&store).await;
+    assert_eq!((code, &report["breaks"]), (0, &serde_json::json!([])), "{report:#}");
+    assert!(report["facts"]["records"].is_null(), "its own records were tried: {report:#}");
 }
 
 /// A pod whose user lacks a right gets no traffic, and the probe says which operation was refused.

@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use onceproxy::config::store::{Acknowledged, Backend, Place, Redis, Sentinels, StoreConfig, Topology};
 use onceproxy::metrics::Metrics;
-use onceproxy::record::{Claim, ClaimReply, Fingerprint, OnUnknown, RecordId, Response, Token};
+use onceproxy::record::{Claim, ClaimReply, Fingerprint, OnUnknown, RecordId, Response, Taken, Token};
 use onceproxy::store::{Opened, Store};
 
 use crate::contract::{self, until};

@@ -290,10 +290,7 @@ async fn a_collector_that_is_away_costs_no_request_and_gets_the_spans_when_it_is
     for key in ["a", "b", "c"] {
         world.send(&Request::pay().key(key)).await.assert_executed(201);
     }
-    eventually("word of it in the log", async || {
-        world.proxy().log().iter().any(|line| line.contains("the collector does not take spans")).then_some(())
-    })
-    .await;
+    world.proxy().logged("the collector does not take spans").await;
     collector.0.next(reply(503));
     collector.0.open();
     // The first message is refused for now, and sent again.
@@ -303,7 +300,7 @@ async fn a_collector_that_is_away_costs_no_request_and_gets_the_spans_when_it_is
     .await;
     assert_eq!(world.proxy().metric("onceproxy_trace_spans_total", &[("result", "lost")]).await, 0.0);
     assert!(collector.spans().len() > 12, "what was refused was sent again");
-    assert!(world.proxy().log().iter().any(|line| line.contains("the collector takes spans again")));
+    world.proxy().logged("the collector takes spans again").await;
 }
 
 #[tokio::test]

@@ -168,6 +168,49 @@ fn a_token_from_outside_opens_the_operators_listener_to_the_network() {
     assert!(load(&sources).is_ok());
 }
 
+#[test]
+fn variables_that_set_nothing_are_warned_about() {
+    let mut sources = with_upstream();
+    for name in ["ONCEPROXY_LISTNE", "ONCEPROXY_LOG_LEVEL", "ONCEPROXY_THREADS"] {
+        sources.environment = sources.environment.with(name, "4");
+    }
+    // Of these Kubernetes makes some for every service, and others are nobody's business.
+    for name in
+        ["ONCEPROXY_SERVICE_HOST", "ONCEPROXY_SERVICE_PORT_HTTP", "ONCEPROXY_PORT", "ONCEPROXY_PORT_80_TCP_ADDR"]
+    {
+        sources.environment = sources.environment.with(name, "4");
+    }
+    sources.environment = sources.environment.with("HTTP_PROXY", "http://other");
+    let warnings: Vec<_> = load(&sources).unwrap().warnings.iter().map(ToString::to_string).collect();
+    let said =
+        |name: &str, remedy: &str| format!("settings: {name}: this variable of the environment sets nothing; {remedy}");
+    assert_eq!(
+        warnings,
+        [
+            said("ONCEPROXY_LISTNE", "did you mean ONCEPROXY_LISTEN?"),
+            said("ONCEPROXY_LOG_LEVEL", "did you mean ONCEPROXY_LOG?"),
+            said(
+                "ONCEPROXY_THREADS",
+                "there are ONCEPROXY_CONFIG, ONCEPROXY_LISTEN, ONCEPROXY_UPSTREAM, ONCEPROXY_STORE, \
+                 ONCEPROXY_ADMIN_LISTEN, ONCEPROXY_ADMIN_TOKEN, ONCEPROXY_LOG; the rest is set in the file"
+            ),
+        ]
+    );
+}
+
+#[test]
+fn the_operators_section_is_read_past_mistakes_elsewhere() {
+    let broken = "[admin]\nlisten = \"127.0.0.1:4545\"\n[store]\nurl = \"paper:\"\n[[route]]\nname = \"a\n";
+    let (admin, others) = load_admin(&Sources::text(broken)).unwrap();
+    assert_eq!(admin.listen.unwrap().port(), 4545);
+    let others: Vec<_> = others.iter().map(|mistake| mistake.key.as_str()).collect();
+    assert!(others.contains(&"store.url") && others.contains(&"TOML"), "{others:?}");
+    let (admin, others) = load_admin(&Sources::default()).unwrap();
+    assert_eq!((admin.listen.unwrap().port(), others), (9090, Vec::new()), "no upstream is missed");
+    let wrong = load_admin(&Sources::text("[admin]\nlisten = \"nowhere\"\n")).unwrap_err();
+    assert!(wrong.to_string().contains("admin.listen"), "{wrong}");
+}
+
 /// A test cannot set its own process's environment safely, so another process runs the next test.
 #[test]
 fn the_real_environment_is_read() {
@@ -181,6 +224,7 @@ fn the_real_environment_is_read() {
         .env("ONCEPROXY_LOG", "loud")
         .env("ONCEPROXY_CONFIG", not_text)
         .env("ONCEPROXY_SERVICE_HOST", "10.0.0.1")
+        .env("ONCEPROXY_STORE_URL", "memory:")
         .output()
         .unwrap();
     let said = String::from_utf8_lossy(&output.stdout);
@@ -199,7 +243,8 @@ fn in_the_environment_of_another_test() {
     assert_eq!(messages(&sources), expected);
     sources.environment = sources.environment.with("ONCEPROXY_LOG", "warn");
     sources.environment.not_text.clear();
-    let config = load(&sources).unwrap().config;
+    let Loaded { config, warnings, .. } = load(&sources).unwrap();
+    assert!(warnings.iter().any(|warning| warning.key == "ONCEPROXY_STORE_URL"), "{warnings:?}");
     assert_eq!((port(&config), config.log.level), (4242, LogLevel::Warn));
     assert_eq!(config.admin.listen.unwrap().port(), 9090);
 }

@@ -5,6 +5,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions, TryLockError};
 use std::io::{self, Read, Seek, Write};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use super::super::{StoreError, StoreErrorKind};
@@ -19,7 +20,70 @@ const FORMAT_1: &str = "onceproxy records, format 1\n";
 pub(super) struct Folder {
     dir: PathBuf,
     // The kernel lets go of the lock when the file is closed, also after a kill -9.
-    _lock: File,
+    lock: File,
+}
+
+/// What stands at a path before anybody opens it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FolderState {
+    /// Nothing.
+    Nothing,
+    /// A folder in which no records were kept yet.
+    Empty,
+    /// A folder with records, or something that is no folder.
+    Records,
+}
+
+/// Looks at a path, and makes nothing.
+pub(super) fn look_at(dir: &Path) -> FolderState {
+    let is_there = |path: &Path| fs::symlink_metadata(path).is_ok();
+    if fs::metadata(dir).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        FolderState::Nothing
+    } else if dir.is_dir() && ![LOCK, RECORDS, FORMAT].iter().any(|file| is_there(&dir.join(file))) {
+        FolderState::Empty
+    } else {
+        FolderState::Records
+    }
+}
+
+/// Where the files of an opened folder are to be found for as long as it is used.
+///
+/// The lock says that no other process has the same *file*. Whoever deletes the folder, moves it away or puts another one
+/// in its place leaves this process with files that nobody can open any more, and lets another process take the place.
+#[derive(Debug)]
+pub(super) struct Place {
+    dir: PathBuf,
+    files: Vec<(&'static str, Identity)>,
+}
+
+/// Which file it is, whatever it is called. Not given to another file while this one is open.
+type Identity = (u64, u64);
+
+impl Place {
+    /// Looks whether the files are still there: two questions to the kernel, which it answers from memory.
+    ///
+    /// # Errors
+    /// What has become of them, for the log and the probes.
+    pub(super) fn check(&self) -> Result<(), String> {
+        for (name, opened) in &self.files {
+            let found = match fs::metadata(self.dir.join(name)) {
+                Ok(file) if identity(&file) == *opened => continue,
+                Ok(_) => "is another one now".to_owned(),
+                Err(error) if error.kind() == io::ErrorKind::NotFound => "is gone".to_owned(),
+                Err(error) => format!("cannot be found any more ({error})"),
+            };
+            return Err(format!(
+                "the folder {} was deleted, moved or replaced while this process used it: its file {name} {found}; \
+                 put it back, or the keys in it may run again",
+                self.dir.display()
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn identity(file: &fs::Metadata) -> Identity {
+    (file.dev(), file.ino())
 }
 
 impl Folder {
@@ -39,9 +103,21 @@ impl Folder {
             Err(TryLockError::Error(error)) => return Err(unusable(dir, error)),
         }
         sign(&mut lock).map_err(|error| unusable(dir, error))?;
-        let folder = Folder { dir: dir.to_owned(), _lock: lock };
+        let folder = Folder { dir: dir.to_owned(), lock };
         folder.check()?;
         Ok(folder)
+    }
+
+    /// Where the files are that were opened. To be asked for when the records are open.
+    pub(super) fn place(&self) -> io::Result<Place> {
+        let mut files = vec![(LOCK, identity(&self.lock.metadata()?))];
+        match fs::metadata(self.records()) {
+            Ok(records) => files.push((RECORDS, identity(&records))),
+            // The tests keep records elsewhere. If the folder is gone, the lock says so.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        Ok(Place { dir: self.dir.clone(), files })
     }
 
     /// The file of the records.

@@ -9,7 +9,7 @@ use tokio::task::JoinSet;
 
 use super::medium::Medium;
 use super::*;
-use crate::record::{OnUnknown, State};
+use crate::record::{OnUnknown, State, Taken};
 
 const LONG: Duration = Duration::from_secs(3600);
 
@@ -157,7 +157,7 @@ async fn what_changes_nothing_costs_no_sync() {
         let reply = world.disk.claim(&duplicate).await.unwrap();
         assert!(!matches!(reply, ClaimReply::Granted { .. }));
         let reused = Claim { fingerprint: Fingerprint { policy: [1; 4], digest: [9; 32] }, ..duplicate.clone() };
-        assert_eq!(world.disk.claim(&reused).await.unwrap(), ClaimReply::Reused);
+        assert_eq!(world.disk.claim(&reused).await.unwrap(), ClaimReply::Taken(Taken::Reused));
         world.disk.look(&first.id, &first.fingerprint).await.unwrap();
         world.disk.get(&first.id).await.unwrap();
         world.disk.renew(&duplicate).await.unwrap();

@@ -2,7 +2,8 @@
 //!
 //! While one batch is on its way to the medium, the next ones gather in the channel; all of them go into the next
 //! transaction. Nobody is answered before that transaction is committed, and after a commit that failed nobody is
-//! answered with anything but a failure, ever: what the medium holds then is known only after a restart.
+//! answered with anything but a failure, ever: what the medium holds then is known only after a restart. The same goes for
+//! a folder that was taken away: the sweep, twice a second, is a batch too, so that an idle store notices.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -14,6 +15,7 @@ use tokio::sync::oneshot;
 use super::super::clock::Clock;
 use super::super::watchers::Watchers;
 use super::super::{StoreError, StoreErrorKind};
+use super::folder::Place;
 use super::tables::{Batch, Change, Counts, Fault, Tables};
 use crate::metrics::Metrics;
 use crate::record::{RecordId, Slot, Timestamp, Token};
@@ -55,12 +57,18 @@ impl Tell {
 
 impl Writer {
     /// Starts the thread.
-    pub(super) fn start(tables: Arc<Tables>, counts: Counts, clock: Clock, tell: Tell) -> std::io::Result<Writer> {
+    pub(super) fn start(
+        tables: Arc<Tables>,
+        place: Place,
+        counts: Counts,
+        clock: Clock,
+        tell: Tell,
+    ) -> std::io::Result<Writer> {
         let (jobs, queue) = channel();
         let fault = Arc::new(OnceLock::new());
         let thread_fault = Arc::clone(&fault);
         let thread = std::thread::Builder::new().name("onceproxy-disk".to_owned()).spawn(move || {
-            let run = AssertUnwindSafe(|| serve(&queue, &tables, counts, &tell, &thread_fault));
+            let run = AssertUnwindSafe(|| serve(&queue, &tables, &place, counts, &tell, &thread_fault));
             if catch_unwind(run).is_err() {
                 break_down(&thread_fault, "the database on disk failed: its thread panicked");
             }
@@ -138,7 +146,14 @@ impl Drop for Writer {
     }
 }
 
-fn serve(queue: &Receiver<Job>, tables: &Tables, mut counts: Counts, tell: &Tell, fault: &OnceLock<String>) {
+fn serve(
+    queue: &Receiver<Job>,
+    tables: &Tables,
+    place: &Place,
+    mut counts: Counts,
+    tell: &Tell,
+    fault: &OnceLock<String>,
+) {
     while let Ok(first) = queue.recv() {
         let jobs = std::iter::once(first).chain(queue.try_iter()).take(BATCH);
         let mut settles: Vec<Settle> = Vec::new();
@@ -148,10 +163,12 @@ fn serve(queue: &Receiver<Job>, tables: &Tables, mut counts: Counts, tell: &Tell
             }
             Ok(())
         });
-        match committed {
+        // Behind the commit: what it wrote counts only if whoever opens the folder finds it.
+        let kept = committed.map_err(|error| error.to_string()).and_then(|done| place.check().map(|()| done));
+        match kept {
             Ok(((), changes)) => tell.of(&changes),
             // Before the callers are let go: none of them is to get another operation in.
-            Err(error) => return break_down(fault, &error.to_string()),
+            Err(error) => return break_down(fault, &error),
         }
         settles.into_iter().for_each(|settle| settle());
     }

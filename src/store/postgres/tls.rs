@@ -58,12 +58,13 @@ impl Tls {
         let client = match &config.client {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
-                let setting = format!("{section}.client_cert_file");
-                let chain = certificates(certificate, &setting)?;
+                let chain = certificates(certificate, &format!("{section}.client_cert_file"))?;
+                let setting = format!("{section}.client_key_file");
                 let key = PrivateKeyDer::from_pem_file(key).map_err(|e| unreadable(&setting, key).because(e))?;
-                builder
-                    .with_client_auth_cert(chain, key)
-                    .map_err(|e| OpenError::new(format!("{setting} and the key do not belong together")).because(e))?
+                builder.with_client_auth_cert(chain, key).map_err(|e| {
+                    OpenError::new(format!("{section}.client_cert_file and {setting} do not belong together"))
+                        .because(e)
+                })?
             }
         };
         Ok(Some(Tls { connector: TlsConnector::from(Arc::new(client)), name }))

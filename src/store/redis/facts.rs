@@ -232,6 +232,12 @@ impl Facts {
         let Some(policy) = &self.eviction else {
             if allow_eviction {
                 report.weakens("INFO is refused, so nothing is known of this server: it may forget claims");
+            } else if self.refusal.contains("\"NOAUTH\"") {
+                report.breaks(format!(
+                    "Redis wants a login: write the user and the password into store.url, or better into ONCEPROXY_STORE, as \
+                     redis://USER:PASSWORD@HOST ({})",
+                    self.refusal
+                ));
             } else {
                 report.breaks(format!(
                     "the maxmemory-policy of Redis cannot be seen, because INFO is refused: allow it to this user, or \

@@ -11,7 +11,7 @@ use redis::Value;
 
 use crate::record::{
     ClaimReply, CompleteReply, DoubtReply, Doubtful, Fingerprint, ForgetReply, LookReply, Record, ReleaseReply,
-    RenewReply, Replay, ResolveReply, State, Timestamp,
+    RenewReply, Replay, ResolveReply, State, Taken, Timestamp,
 };
 use crate::store::{StoreError, StoreErrorKind, codec};
 
@@ -75,13 +75,6 @@ pub(super) fn unreadable(cause: codec::Unreadable) -> StoreError {
     StoreError::new(StoreErrorKind::Unreadable, false, "the stored value is not a readable record").because(cause)
 }
 
-/// What a script found of a record, before the body of a large one is fetched.
-pub(super) enum Found {
-    Completed(Completed),
-    InProgress { lease_left: Duration, other_policy: bool },
-    Unknown { doubtful: Doubtful, lapsed: bool },
-}
-
 /// A completed record, whole or its head.
 pub(super) enum Completed {
     Whole { record: Record, now: Timestamp },
@@ -111,78 +104,62 @@ pub(super) fn replay(record: Record, fingerprint: &Fingerprint, now: Timestamp) 
     }
 }
 
-impl Found {
-    fn read(word: &str, reply: &mut Reply) -> Result<Found, StoreError> {
-        match word {
-            "completed" => Completed::read(reply).map(Found::Completed),
-            "claimed" => Ok(Found::InProgress { lease_left: reply.span()?, other_policy: reply.flag()? }),
+/// The answer of `claim.lua` or `look.lua`, before the body of a large record is fetched.
+#[expect(clippy::large_enum_variant, reason = "a reply is as large: it may hold a record's response too")]
+pub(super) enum Answered<R> {
+    Decided { reply: R, lapsed: bool },
+    Completed(Completed),
+}
+
+impl<R: From<Taken>> Answered<R> {
+    fn at_once(reply: R) -> Answered<R> {
+        Answered::Decided { reply, lapsed: false }
+    }
+
+    /// What both scripts say of a record that is there.
+    fn taken(word: &str, reply: &mut Reply) -> Result<Answered<R>, StoreError> {
+        let (taken, lapsed) = match word {
+            "reused" => (Taken::Reused, false),
+            "completed" => return Completed::read(reply).map(Answered::Completed),
+            "claimed" => (Taken::InProgress { lease_left: reply.span()?, other_policy: reply.flag()? }, false),
             "unknown" => {
                 let since = reply.moment()?;
                 let reason = u8::try_from(reply.number()?).unwrap_or(0);
                 let reason = codec::reason_of(reason).map_err(unreadable)?;
                 let original_status = u16::try_from(reply.number()?).ok();
                 let doubtful = Doubtful { since, reason, original_status, other_policy: reply.flag()? };
-                Ok(Found::Unknown { doubtful, lapsed: reply.flag()? })
+                (Taken::Unknown(doubtful), reply.flag()?)
             }
-            other => Err(not_understood(other)),
+            other => return Err(not_understood(other)),
+        };
+        Ok(Answered::Decided { reply: taken.into(), lapsed })
+    }
+}
+
+/// Reads the answer of `claim.lua`.
+pub(super) fn claimed(value: Value) -> Result<Answered<ClaimReply>, StoreError> {
+    let (word, mut reply) = Reply::open(value)?;
+    match word.as_str() {
+        "granted" => {
+            let attempts = u32::try_from(reply.number()?).unwrap_or(u32::MAX);
+            let taken_over = match reply.number()? {
+                -1 => None,
+                quoted => Some(quoted == 1),
+            };
+            Ok(Answered::Decided { reply: ClaimReply::Granted { attempts, taken_over }, lapsed: reply.flag()? })
         }
+        "fresh" => Ok(Answered::at_once(ClaimReply::Granted { attempts: 1, taken_over: None })),
+        "lost" => Ok(Answered::at_once(ClaimReply::Lost)),
+        taken => Answered::taken(taken, &mut reply),
     }
 }
 
-/// The answer of `claim.lua`.
-pub(super) enum Claimed {
-    Decided { reply: ClaimReply, lapsed: bool },
-    Completed(Completed),
-}
-
-impl Claimed {
-    pub(super) fn read(value: Value) -> Result<Claimed, StoreError> {
-        let (word, mut reply) = Reply::open(value)?;
-        let (reply, lapsed) = match word.as_str() {
-            "granted" => {
-                let attempts = u32::try_from(reply.number()?).unwrap_or(u32::MAX);
-                let taken_over = match reply.number()? {
-                    -1 => None,
-                    quoted => Some(quoted == 1),
-                };
-                (ClaimReply::Granted { attempts, taken_over }, reply.flag()?)
-            }
-            "fresh" => (ClaimReply::Granted { attempts: 1, taken_over: None }, false),
-            "reused" => (ClaimReply::Reused, false),
-            "lost" => (ClaimReply::Lost, false),
-            found => match Found::read(found, &mut reply)? {
-                Found::Completed(completed) => return Ok(Claimed::Completed(completed)),
-                Found::InProgress { lease_left, other_policy } => {
-                    (ClaimReply::InProgress { lease_left, other_policy }, false)
-                }
-                Found::Unknown { doubtful, lapsed } => (ClaimReply::Unknown(doubtful), lapsed),
-            },
-        };
-        Ok(Claimed::Decided { reply, lapsed })
-    }
-}
-
-/// The answer of `look.lua`.
-pub(super) enum Looked {
-    Decided { reply: LookReply, lapsed: bool },
-    Completed(Completed),
-}
-
-impl Looked {
-    pub(super) fn read(value: Value) -> Result<Looked, StoreError> {
-        let (word, mut reply) = Reply::open(value)?;
-        let (reply, lapsed) = match word.as_str() {
-            "absent" => (LookReply::Absent, false),
-            "reused" => (LookReply::Reused, false),
-            found => match Found::read(found, &mut reply)? {
-                Found::Completed(completed) => return Ok(Looked::Completed(completed)),
-                Found::InProgress { lease_left, other_policy } => {
-                    (LookReply::InProgress { lease_left, other_policy }, false)
-                }
-                Found::Unknown { doubtful, lapsed } => (LookReply::Unknown(doubtful), lapsed),
-            },
-        };
-        Ok(Looked::Decided { reply, lapsed })
+/// Reads the answer of `look.lua`.
+pub(super) fn looked(value: Value) -> Result<Answered<LookReply>, StoreError> {
+    let (word, mut reply) = Reply::open(value)?;
+    match word.as_str() {
+        "absent" => Ok(Answered::at_once(LookReply::Absent)),
+        taken => Answered::taken(taken, &mut reply),
     }
 }
 

@@ -11,7 +11,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
 use crate::metrics::Metrics;
-use crate::record::OnUnknown;
+use crate::record::{OnUnknown, Taken};
 use crate::store::{StoreErrorKind, memory};
 
 /// What happens to one operation of a line.
@@ -226,7 +226,7 @@ fn response() -> Response {
 async fn attempt(store: Arc<dyn Store>, claim: Claim, end: End, executions: Arc<AtomicUsize>) {
     match store.claim(&claim).await {
         Ok(ClaimReply::Granted { .. }) => {}
-        Ok(ClaimReply::Completed(replay)) => {
+        Ok(ClaimReply::Taken(Taken::Completed(replay))) => {
             assert_eq!(replay.response, response());
             assert!(executions.load(Ordering::SeqCst) > 0, "a replay of what nobody executed");
             return;
@@ -322,7 +322,10 @@ async fn what_the_first_line_forgot_is_brought_back() {
         }
         *first.inner.lock().unwrap() = fresh();
         let reply = Store::claim(&store, &claim(&id)).await.unwrap();
-        assert!(matches!(reply, ClaimReply::Completed(_) | ClaimReply::Unknown(_)), "{reply:?}");
+        assert!(
+            matches!(reply, ClaimReply::Taken(Taken::Completed(_)) | ClaimReply::Taken(Taken::Unknown(_))),
+            "{reply:?}"
+        );
         // The first line knows by itself again.
         let brought_back = Store::get(&*first, &id).await.unwrap().unwrap();
         assert_eq!(brought_back.original_status(), Some(201));
@@ -346,7 +349,7 @@ async fn a_completion_that_only_the_second_line_has_ends_the_doubt() {
     Store::complete(&*second, &owner, &response(), Duration::from_secs(600)).await.unwrap();
     tokio::time::advance(Duration::from_secs(11)).await;
     let reply = Store::claim(&store, &claim(&id)).await.unwrap();
-    assert!(matches!(reply, ClaimReply::Completed(_)), "{reply:?}");
+    assert!(matches!(reply, ClaimReply::Taken(Taken::Completed(_))), "{reply:?}");
     assert!(!Store::get(&*first, &id).await.unwrap().unwrap().is_open());
 }
 

@@ -158,7 +158,8 @@ async fn plain_peer_is_not_sent_to() {
     };
     let (connected, _stream) = tokio::join!(pool.checkout(), answer);
     let error = connected.unwrap_err();
-    assert!(matches!(error, ConnectError::Tls { .. }), "{error:?}");
+    assert!(matches!(error, ConnectError::NotTls { .. }), "{error:?}");
+    assert!(error.to_string().contains("does not speak TLS"), "{error}");
 }
 
 #[tokio::test]
@@ -303,11 +304,11 @@ async fn unusable_client_files_are_found_at_start() {
     let empty = file("");
     let missing = std::path::Path::new("/no/such/file.pem");
     for (certificate, key, expected) in [
-        (certificate.path(), other_key.path(), "cannot be used with its key"),
-        (empty.path(), key.path(), "cannot be used with its key"),
-        (certificate.path(), empty.path(), "cannot read the client's certificate or key"),
-        (certificate.path(), missing, "cannot read the client's certificate or key"),
-        (missing, key.path(), "cannot read the client's certificate or key"),
+        (certificate.path(), other_key.path(), "cannot be used with the key"),
+        (empty.path(), key.path(), "cannot be used with the key"),
+        (certificate.path(), empty.path(), "cannot read the private key in client_key_file"),
+        (certificate.path(), missing, "cannot read the private key in client_key_file"),
+        (missing, key.path(), "cannot read the certificate in client_cert_file"),
     ] {
         let client = Some((certificate.to_owned(), key.to_owned()));
         let upstream = config::Upstream { client, ..peer.upstream("localhost") };

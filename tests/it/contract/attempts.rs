@@ -45,7 +45,7 @@ async fn a_renewal_never_revives(pair: &Pair) {
 async fn a_renewal_writes_a_forgotten_claim_anew(pair: &Pair) {
     let claim = claim_of(fresh_id());
     assert_eq!(pair.one.renew(&claim).await.unwrap(), RenewReply::Rewritten);
-    assert!(matches!(pair.duplicate(&claim).await, ClaimReply::InProgress { .. }));
+    assert!(matches!(pair.duplicate(&claim).await, ClaimReply::Taken(Taken::InProgress { .. })));
     assert_eq!(pair.one.renew(&claim).await.unwrap(), RenewReply::Extended);
     assert_eq!(pair.one.complete(&claim, &response("x"), LONG).await.unwrap(), CompleteReply::Stored);
 }
@@ -119,7 +119,7 @@ async fn a_release_frees_the_key_but_not_for_its_token(pair: &Pair) {
         pair.granted(next.clone()).await;
         assert!(matches!(
             pair.two.claim(&Claim { token: owned.token, ..next.clone() }).await.unwrap(),
-            ClaimReply::InProgress { .. }
+            ClaimReply::Taken(Taken::InProgress { .. })
         ));
         assert_eq!(pair.existing(&owned.id).await.token, next.token);
     }

@@ -39,7 +39,9 @@ async fn the_first_is_granted_and_its_claim_is_kept(pair: &Pair) {
 async fn a_second_is_told_that_it_is_in_progress(pair: &Pair) {
     let claim = pair.claimed().await;
     for _ in 0..2 {
-        let ClaimReply::InProgress { lease_left, other_policy } = pair.duplicate(&claim).await else { panic!() };
+        let ClaimReply::Taken(Taken::InProgress { lease_left, other_policy }) = pair.duplicate(&claim).await else {
+            panic!()
+        };
         assert!(lease_left > Duration::ZERO && lease_left <= claim.lease && !other_policy, "{lease_left:?}");
     }
     assert_eq!(pair.existing(&claim.id).await.token, claim.token);
@@ -49,18 +51,18 @@ async fn another_request_under_the_key_is_told_so_in_every_state(pair: &Pair) {
     for first in [pair.claimed().await, pair.lapsed().await, pair.doubted().await, pair.completed("x").await] {
         for on_unknown in [OnUnknown::Hold, OnUnknown::Resend] {
             let other = Claim { fingerprint: fingerprint(2), on_unknown, ..again(&first) };
-            assert_eq!(pair.two.claim(&other).await.unwrap(), ClaimReply::Reused);
-            assert_eq!(pair.two.look(&other.id, &other.fingerprint).await.unwrap(), LookReply::Reused);
+            assert_eq!(pair.two.claim(&other).await.unwrap(), ClaimReply::Taken(Taken::Reused));
+            assert_eq!(pair.two.look(&other.id, &other.fingerprint).await.unwrap(), LookReply::Taken(Taken::Reused));
         }
         let own = Claim { fingerprint: fingerprint(2), ..first };
-        assert_eq!(pair.two.claim(&own).await.unwrap(), ClaimReply::Reused);
+        assert_eq!(pair.two.claim(&own).await.unwrap(), ClaimReply::Taken(Taken::Reused));
     }
 }
 
 async fn other_settings_are_not_a_mismatch(pair: &Pair) {
     let changed = |claim: &Claim| Claim { fingerprint: other_policy(), ..again(claim) };
     let running = pair.two.claim(&changed(&pair.claimed().await)).await.unwrap();
-    assert!(matches!(running, ClaimReply::InProgress { other_policy: true, .. }), "{running:?}");
+    assert!(matches!(running, ClaimReply::Taken(Taken::InProgress { other_policy: true, .. })), "{running:?}");
     let done = pair.two.claim(&changed(&pair.completed("x").await)).await.unwrap();
     assert!(replayed(done).other_policy);
     let doubted = pair.doubted().await;
@@ -97,7 +99,9 @@ async fn a_completed_record_is_replayed_with_its_age(pair: &Pair) {
     let replay = replayed(pair.duplicate(&claim).await);
     assert_eq!(replay.response, response("done"));
     assert!(replay.age + replay.ttl == LONG && !replay.other_policy, "{replay:?}");
-    let LookReply::Completed(looked) = pair.two.look(&claim.id, &claim.fingerprint).await.unwrap() else { panic!() };
+    let LookReply::Taken(Taken::Completed(looked)) = pair.two.look(&claim.id, &claim.fingerprint).await.unwrap() else {
+        panic!()
+    };
     assert_eq!(looked.response, replay.response);
     let resend = Claim { on_unknown: OnUnknown::Resend, ..again(&claim) };
     assert_eq!(replayed(pair.two.claim(&resend).await.unwrap()).response, replay.response);
@@ -127,9 +131,9 @@ async fn a_takeover_is_granted_where_the_upstream_honours_keys(pair: &Pair) {
     assert_eq!(record.prior.as_deref(), Some(&unknown));
     assert_eq!(record.abandon_at, unknown.abandon_at, "the first attempt may still be running");
     let third = Claim { on_unknown: OnUnknown::Resend, ..again(&first) };
-    assert!(matches!(pair.two.claim(&third).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(pair.two.claim(&third).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
     assert!(
-        matches!(pair.one.claim(&first).await.unwrap(), ClaimReply::InProgress { .. }),
+        matches!(pair.one.claim(&first).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })),
         "the first owner is a stranger now"
     );
     pair.two.doubt(&resend, Reason::Reset, None).await.unwrap();
@@ -145,7 +149,7 @@ async fn a_takeover_does_not_adopt_another_request(pair: &Pair) {
     let granted = ClaimReply::Granted { attempts: 2, taken_over: Some(false) };
     assert_eq!(pair.two.claim(&resend).await.unwrap(), granted);
     let other = Claim { fingerprint: fingerprint(2), ..again(&resend) };
-    assert_eq!(pair.one.claim(&other).await.unwrap(), ClaimReply::Reused);
+    assert_eq!(pair.one.claim(&other).await.unwrap(), ClaimReply::Taken(Taken::Reused));
 }
 
 async fn a_look_never_grants(pair: &Pair) {
@@ -156,16 +160,18 @@ async fn a_look_never_grants(pair: &Pair) {
     assert_eq!(pair.record(&id).await, None);
     let claim = pair.claimed().await;
     let running = pair.two.look(&claim.id, &other_policy()).await.unwrap();
-    let LookReply::InProgress { lease_left, other_policy: true } = running else { panic!("{running:?}") };
+    let LookReply::Taken(Taken::InProgress { lease_left, other_policy: true }) = running else { panic!("{running:?}") };
     assert!(lease_left <= claim.lease);
     let doubted = pair.doubted().await;
-    let LookReply::Unknown(doubtful) = pair.two.look(&doubted.id, &doubted.fingerprint).await.unwrap() else {
+    let LookReply::Taken(Taken::Unknown(doubtful)) = pair.two.look(&doubted.id, &doubted.fingerprint).await.unwrap()
+    else {
         panic!()
     };
     assert_eq!((doubtful.reason, doubtful.original_status), (Reason::Status, Some(201)));
     let short = pair.granted(Claim { lease: MOMENT, ..claim_of(fresh_id()) }).await;
     until("a look finds the lease over", async || {
-        matches!(pair.two.look(&short.id, &short.fingerprint).await.unwrap(), LookReply::Unknown(_)).then_some(())
+        matches!(pair.two.look(&short.id, &short.fingerprint).await.unwrap(), LookReply::Taken(Taken::Unknown(_)))
+            .then_some(())
     })
     .await;
 }

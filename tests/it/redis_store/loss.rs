@@ -68,7 +68,7 @@ async fn a_claim_whose_reply_was_lost_is_granted_all_the_same() {
         relay.lose_next(how);
         assert_eq!(store.claim(&claim).await.unwrap(), GRANTED);
         assert!(relay.has_lost());
-        assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::InProgress { .. }));
+        assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
         relay.lose_next(how);
         let Ok(CompleteReply::Already(replay)) = store.complete(&claim, &response(7), DAY).await else {
             panic!("the completion is not recognised")

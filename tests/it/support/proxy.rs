@@ -102,9 +102,15 @@ impl Proxy {
         *self = next;
     }
 
-    /// What it logged.
+    /// What it logged, as far as it has been read: a line comes some time after what it tells of.
     pub(crate) fn log(&self) -> Vec<String> {
         self.log.lock().unwrap().clone()
+    }
+
+    /// The first line of the log with this text, once it is there.
+    pub(crate) async fn logged(&self, text: &str) -> String {
+        let find = async || self.log().into_iter().find(|line| line.contains(text));
+        eventually(&format!("{text} in the log"), find).await
     }
 
     /// Where operators connect; another one after a restart.

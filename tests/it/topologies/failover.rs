@@ -111,7 +111,10 @@ async fn a_demoted_master_is_left_although_it_keeps_its_connections() {
     // Whatever is asked now is asked of the new master, once.
     let late = claim_in(2);
     assert_eq!(process.store.claim(&late).await.unwrap(), GRANTED);
-    assert!(matches!(process.store.look(&claim.id, &claim.fingerprint).await.unwrap(), LookReply::InProgress { .. }));
+    assert!(matches!(
+        process.store.look(&claim.id, &claim.fingerprint).await.unwrap(),
+        LookReply::Taken(Taken::InProgress { .. })
+    ));
     let key = format!("once:{{02}}:r:{}", late.id.hex());
     assert_eq!(watched.servers[new].command(&["EXISTS", &key]), "1");
 }

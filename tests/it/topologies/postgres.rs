@@ -8,7 +8,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use onceproxy::config::store::{Backend, Postgres, SslMode, StoreConfig};
 use onceproxy::metrics::Metrics;
-use onceproxy::record::{Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, RecordId, Response, Token};
+use onceproxy::record::{Claim, ClaimReply, CompleteReply, Fingerprint, OnUnknown, RecordId, Response, Taken, Token};
 use onceproxy::store::{Opened, Store, StoreErrorKind};
 
 use crate::contract::{self, until};
@@ -115,7 +115,7 @@ pub(super) async fn completed(store: &dyn Store, response: &Response) -> Claim {
 
 pub(super) async fn replay(store: &dyn Store, claim: &Claim) -> Response {
     match store.claim(&again(claim)).await.unwrap() {
-        ClaimReply::Completed(replay) => replay.response,
+        ClaimReply::Taken(Taken::Completed(replay)) => replay.response,
         other => panic!("not a replay: {other:?}"),
     }
 }
@@ -173,7 +173,7 @@ async fn many_claims_of_one_key_at_once_are_granted_once() {
             for reply in running {
                 match reply.await.unwrap() {
                     ClaimReply::Granted { .. } => granted += 1,
-                    reply => assert!(matches!(reply, ClaimReply::InProgress { .. }), "{reply:?}"),
+                    reply => assert!(matches!(reply, ClaimReply::Taken(Taken::InProgress { .. })), "{reply:?}"),
                 }
             }
             assert_eq!(granted, 1);

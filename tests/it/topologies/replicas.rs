@@ -193,7 +193,7 @@ async fn many_claims_share_their_waits_and_replays_wait_for_nobody() {
     assert!(shared < 100, "500 claims took {shared} waits");
     // Without replicas a grant does not count; a replay needs none.
     watched.servers[0].cut_off_replicas();
-    assert!(matches!(store.claim(&again(&known)).await.unwrap(), ClaimReply::Completed(_)));
+    assert!(matches!(store.claim(&again(&known)).await.unwrap(), ClaimReply::Taken(Taken::Completed(_))));
     assert!(store.claim(&claim_in(5)).await.is_err());
     watched.servers[0].let_replicas_in();
     until("the replicas are back", async || store.claim(&claim_in(5)).await.ok()).await;
@@ -242,7 +242,7 @@ async fn a_claim_counts_when_it_is_on_disk() {
     assert!(calls.contains("cmdstat_waitaof:") && !calls.contains("cmdstat_wait:"), "{calls}");
     // The file has it, which a server that starts again reads.
     master.crash_and_restart();
-    assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
     // A replica that keeps nothing on disk acknowledges none.
     until("the replica to be back", async || {
         master.command(&["INFO", "replication"]).contains("state=online").then_some(())

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 
 use onceproxy::config::store::{Backend, Place, Redis, SecondLine, StoreConfig, Topology};
 use onceproxy::record::{
-    ClaimReply, CompleteReply, Finding, LookReply, OnUnknown, Reason, ReleaseReply, ResolveReply, State,
+    ClaimReply, CompleteReply, Finding, LookReply, OnUnknown, Reason, ReleaseReply, ResolveReply, State, Taken,
 };
 use onceproxy::store::StoreErrorKind;
 
@@ -55,7 +55,7 @@ async fn a_first_execution_adds_two_trips_to_postgres_and_a_replay_none() {
     replay(&*store, &done).await;
     let running = claim();
     assert_eq!(store.claim(&running).await.unwrap(), GRANTED);
-    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
     assert_eq!(trips.load(Ordering::SeqCst) - before, 3, "one for the claim; replays and duplicates end at Redis");
 }
 
@@ -72,9 +72,11 @@ async fn what_redis_forgot_is_replayed_or_held_and_redis_knows_it_again() {
     assert_eq!(store.claim(&running).await.unwrap(), GRANTED);
     redis.command(&["FLUSHALL"]);
     assert_eq!(replay(&*store, &done).await, response(9));
-    let ClaimReply::Unknown(held) = store.claim(&again(&doubted)).await.unwrap() else { panic!("not held") };
+    let ClaimReply::Taken(Taken::Unknown(held)) = store.claim(&again(&doubted)).await.unwrap() else {
+        panic!("not held")
+    };
     assert_eq!(held.original_status, Some(201));
-    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
     // Redis by itself: the records are back, and of the running attempt nothing is in its way.
     let redis_alone = quiet(&StoreConfig { second_line: None, ..config });
     assert_eq!(replay(&*redis_alone, &done).await, response(9));
@@ -107,21 +109,21 @@ async fn another_request_that_got_a_forgotten_key_sends_nobody_away() {
     }
     assert_eq!(replay(&*store, &done).await, response(9));
     let looked = store.look(&done.id, &done.fingerprint).await.unwrap();
-    assert!(matches!(looked, LookReply::Completed(_)), "{looked:?}");
-    assert!(matches!(store.claim(&again(&doubted)).await.unwrap(), ClaimReply::Unknown(_)));
-    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(looked, LookReply::Taken(Taken::Completed(_))), "{looked:?}");
+    assert!(matches!(store.claim(&again(&doubted)).await.unwrap(), ClaimReply::Taken(Taken::Unknown(_))));
+    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
     // Theirs is the refusal, also when their leases are over and Redis holds them as unknown.
     eventually("the other's lease to be over", async || {
-        (store.claim(&other(&done)).await.unwrap() == ClaimReply::Reused).then_some(())
+        (store.claim(&other(&done)).await.unwrap() == ClaimReply::Taken(Taken::Reused)).then_some(())
     })
     .await;
-    assert_eq!(store.look(&done.id, &fingerprint).await.unwrap(), LookReply::Reused);
+    assert_eq!(store.look(&done.id, &fingerprint).await.unwrap(), LookReply::Taken(Taken::Reused));
     // What an operator found of the one request is not given to the other.
     let finding = Finding::Executed { response: response(3), retention: DAY };
     assert_eq!(store.resolve(&doubted.id, doubted.token, &finding, true).await.unwrap(), ResolveReply::Resolved);
     assert_eq!(replay(&*store, &doubted).await, response(3));
     let others = store.claim(&other(&doubted)).await.unwrap();
-    assert_eq!(others, ClaimReply::Reused);
+    assert_eq!(others, ClaimReply::Taken(Taken::Reused));
 }
 
 #[tokio::test]
@@ -140,7 +142,7 @@ async fn a_release_frees_both_lines_and_a_resend_takes_over_in_both() {
     // Redis grants it as new; that it is a resend, the second line knows.
     assert_eq!(store.claim(&resend).await.unwrap(), ClaimReply::Granted { attempts: 2, taken_over: Some(false) });
     assert_eq!(store.release(&resend).await.unwrap(), ReleaseReply::UnknownAgain);
-    assert!(matches!(store.claim(&again(&first)).await.unwrap(), ClaimReply::Unknown(_)));
+    assert!(matches!(store.claim(&again(&first)).await.unwrap(), ClaimReply::Taken(Taken::Unknown(_))));
 }
 
 #[tokio::test]

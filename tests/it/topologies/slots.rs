@@ -104,8 +104,8 @@ async fn a_claim_waits_for_a_slot_that_is_half_moved() {
     cluster.end_move(slot, from, to);
     assert_eq!(claiming.await.unwrap().unwrap(), GRANTED);
     // All is there, and new claims go straight to where it is.
-    assert!(matches!(store.claim(&again(&first)).await.unwrap(), ClaimReply::Completed(_)));
-    assert!(matches!(store.claim(&again(&open)).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(store.claim(&again(&first)).await.unwrap(), ClaimReply::Taken(Taken::Completed(_))));
+    assert!(matches!(store.claim(&again(&open)).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
     let moved = cluster.errors("MOVED");
     store.claim(&claim_in(shard)).await.unwrap();
     assert_eq!((cluster.errors("MOVED"), cluster.errors("CROSSSLOT")), (moved, 0));
@@ -167,7 +167,8 @@ async fn a_duplicate_that_waits_is_woken_where_its_slot_has_moved() {
     owner.complete(&claim, &response(1), HOUR).await.unwrap();
     until("the completion is seen", async || {
         watch.changed().await;
-        matches!(waiter.store.look(&claim.id, &claim.fingerprint).await, Ok(LookReply::Completed(_))).then_some(())
+        matches!(waiter.store.look(&claim.id, &claim.fingerprint).await, Ok(LookReply::Taken(Taken::Completed(_))))
+            .then_some(())
     })
     .await;
 }

@@ -32,7 +32,7 @@ async fn execute_and_replay(store: &dyn Store, nodes: &[Node]) -> [u64; 2] {
     let before = scripts();
     let claim = execute().await;
     let first = scripts() - before;
-    assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::Completed(_)));
+    assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::Taken(Taken::Completed(_))));
     [first, scripts() - before - first]
 }
 
@@ -103,6 +103,6 @@ async fn a_claim_and_the_wait_for_replicas_are_one_trip() {
     let (before, waits) = (trips.load(Ordering::SeqCst), calls([master], "wait"));
     let claim = execute().await;
     assert_eq!((trips.load(Ordering::SeqCst) - before, calls([master], "wait") - waits), (2, 1));
-    assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::Completed(_)));
+    assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::Taken(Taken::Completed(_))));
     assert_eq!(trips.load(Ordering::SeqCst) - before, 3);
 }

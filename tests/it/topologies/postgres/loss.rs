@@ -94,7 +94,7 @@ async fn a_commit_whose_reply_was_lost_is_recognised() {
         relay.lose_next(how);
         assert_eq!(store.claim(&claim).await.unwrap(), GRANTED);
         assert!(relay.has_lost());
-        assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::InProgress { .. }));
+        assert!(matches!(store.claim(&again(&claim)).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
         relay.lose_next(how);
         let Ok(CompleteReply::Already(replay)) = store.complete(&claim, &response(7), DAY).await else {
             panic!("the completion is not recognised")
@@ -179,7 +179,7 @@ async fn a_crash_forgets_nothing_that_was_answered_and_the_server_is_used_again(
     server.restart();
     process.becomes_ready().await;
     assert_eq!(replay(&*store, &done).await, response(9));
-    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::InProgress { .. }));
+    assert!(matches!(store.claim(&again(&running)).await.unwrap(), ClaimReply::Taken(Taken::InProgress { .. })));
     assert_eq!(store.complete(&running, &response(2), DAY).await.unwrap(), CompleteReply::Stored);
 }
 
