@@ -216,9 +216,24 @@ pub(crate) async fn try_admin(admin: SocketAddr, method: &str, target: &str, bod
 }
 
 /// Sends a signal by process id. The shell's own `kill` is everywhere; the program of that name is not.
+///
+/// With STOP it returns when the process has stopped: one thread of it takes the signal, some time, and others run on until
+/// that one has told them.
 pub(crate) fn signal(name: &str, pid: u32) {
     let sent = Command::new("sh").args(["-c", "kill -$0 $1", name, &pid.to_string()]).status().unwrap();
     assert!(sent.success(), "kill -{name} {pid}");
+    while name == "STOP" && !has_stopped(pid) {
+        std::thread::yield_now();
+    }
+}
+
+fn has_stopped(pid: u32) -> bool {
+    let threads = std::fs::read_dir(format!("/proc/{pid}/task")).unwrap();
+    threads.map(|thread| thread.unwrap().path().join("stat")).all(|stat| {
+        // Behind the name in brackets; a thread that has ended meanwhile does nothing any more.
+        std::fs::read_to_string(stat)
+            .map_or(true, |stat| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T')))
+    })
 }
 
 fn spawn(config: &Path) -> (Child, Arc<Mutex<Vec<String>>>) {
