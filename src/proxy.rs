@@ -42,6 +42,7 @@ pub mod error;
 pub mod headers;
 pub mod in_flight;
 pub mod notes;
+pub mod outage;
 mod shared;
 
 use self::body::{Body, Patience};

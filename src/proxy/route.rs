@@ -14,6 +14,7 @@ use self::egress::Destinations;
 use super::alarm::Alarms;
 use super::budget::Budget;
 use super::error::{Kind, Problem};
+use super::outage::Outage;
 use crate::config;
 use crate::metrics::RouteMetrics;
 use crate::upstream::Pool;
@@ -37,6 +38,8 @@ pub struct Route {
     pub destinations: Destinations,
     /// What bounds the wait for its upstream.
     pub alarms: Alarms,
+    /// What its requests know of an outage of the store, over all cores.
+    pub outage: Arc<Outage>,
 }
 
 impl Route {
@@ -80,6 +83,7 @@ impl Routes {
                 index: route.index,
                 destinations: Destinations::default(),
                 alarms: Alarms::default(),
+                outage: route.outage.clone(),
             })
         });
         Routes(routes.collect())
