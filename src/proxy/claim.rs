@@ -13,6 +13,7 @@ use super::flights::{Conclusion, Lead};
 use super::lease::{Lease, Retries};
 use super::notes::Notes;
 use super::route::Route;
+use crate::chain::Chain;
 use crate::config::{self, OnStoreError};
 use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Taken, Token};
 use crate::store::{Store, StoreError, StoreErrorKind};
@@ -236,27 +237,6 @@ pub async fn elsewhere(
                 }
             }
         }
-    }
-}
-
-/// An error with everything behind it, for one log line.
-pub struct Chain<'a>(pub &'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        let mut said = self.0.to_string();
-        while let Some(error) = source {
-            let text = error.to_string();
-            // Some errors print their cause themselves.
-            if !said.contains(&text) {
-                write!(f, ": {text}")?;
-                said = text;
-            }
-            source = error.source();
-        }
-        Ok(())
     }
 }
 

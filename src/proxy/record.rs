@@ -7,13 +7,13 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::flights::{Answered, Conclusion, Settled};
 use super::forward::{Outcome, Whole};
 use super::headers;
 use super::lease::{Lease, Retries};
 use super::route::Route;
+use crate::chain::Chain;
 use crate::config::{OnUnknown, Verdict};
 use crate::record::{CompleteReply, Reason, Response};
 use crate::store::StoreError;

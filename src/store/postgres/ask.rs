@@ -198,15 +198,10 @@ fn sqlstate(error: &Error) -> Option<String> {
 }
 
 fn is_io(error: &Error) -> bool {
-    let mut source = error.source();
-    while let Some(cause) = source {
-        if let Some(io) = cause.downcast_ref::<std::io::Error>() {
-            // rustls reports a certificate that is not trusted as an error of the stream.
-            return io.kind() != std::io::ErrorKind::InvalidData;
-        }
-        source = cause.source();
-    }
-    false
+    let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
+    let io = causes.find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    // rustls reports a certificate that is not trusted as an error of the stream.
+    io.is_some_and(|io| io.kind() != std::io::ErrorKind::InvalidData)
 }
 
 /// The error with what the server said, which the driver's own words leave out.
