@@ -141,13 +141,12 @@ fn replayed(route: &Route, id: &RecordId, mut replay: Replay) -> Conclusion {
         Ok(body) => replay.response = replay.response.with_body(body),
         Err(problem) => return problem.about(id).into(),
     }
-    Conclusion::Replay(Box::new(replay), false)
+    Conclusion::Replay { replay: Box::new(replay), waited: false }
 }
 
 fn unknown(route: &Route, id: &RecordId, doubtful: &Doubtful) -> Conclusion {
     count_policy(route, doubtful.other_policy);
-    let resend = route.config.on_unknown == config::OnUnknown::Resend;
-    Problem::unknown(id, doubtful, resend).into()
+    Problem::unknown(id, doubtful, route.config.on_unknown).into()
 }
 
 fn count_policy(route: &Route, other_policy: bool) {
@@ -223,7 +222,7 @@ pub async fn elsewhere(
         // One of a row that has no end in sight, and nobody's own.
         match look(route, store, id, fingerprint, &Notes::none()).await {
             Looked::Running => {}
-            Looked::Concluded(Conclusion::Replay(replay, _)) => return Conclusion::Replay(replay, true),
+            Looked::Concluded(Conclusion::Replay { replay, .. }) => return Conclusion::Replay { replay, waited: true },
             Looked::Concluded(conclusion) => return conclusion,
             // A joiner never becomes an owner, but its client may come again at once.
             Looked::Absent => return Problem::in_progress(id).into(),

@@ -212,7 +212,7 @@ impl Peer {
 /// The fields of the request as the upstream gets them, all but its framing. They are taken out of the head.
 ///
 /// `key` is the key if the request is protected, and whether it is to be forwarded in the quoted form.
-pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Option<(&Key, bool)>) -> HeaderMap {
+pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Option<&Key>) -> HeaderMap {
     let mut fields = std::mem::take(&mut head.headers);
     let named = named_by_connection(&fields);
     let host = fields.get(HOST).cloned();
@@ -232,8 +232,8 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
             }
     });
     set_host(&mut fields, route, head, host.as_ref());
-    if let (Some((key, quoted)), ForwardKey::Renamed(name)) = (key, &route.forward_key) {
-        fields.insert(name, key.to_header_value(quoted));
+    if let (Some(key), ForwardKey::Renamed(name)) = (key, &route.forward_key) {
+        fields.insert(name, key.to_header_value(key.is_quoted()));
     }
     if takes_trailers {
         // Of one hop like all of `TE`, and true of this one as well. gRPC servers refuse calls without it.

@@ -28,9 +28,14 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// From now on this long. Without patience a server that refuses connections is an error at once.
-    pub(super) fn new(timeout: Duration, patient: bool) -> Limits {
-        Limits { start: Instant::now(), timeout, patient }
+    /// From now on this long.
+    pub(super) fn new(timeout: Duration) -> Limits {
+        Limits { start: Instant::now(), timeout, patient: true }
+    }
+
+    /// The same limits for which a server that refuses connections is an error at once.
+    pub(super) fn impatient(self) -> Limits {
+        Limits { patient: false, ..self }
     }
 
     fn deadline(&self) -> Instant {
