@@ -38,3 +38,7 @@ pub mod trace;
 pub mod telemetry;
 
 pub mod shutdown;
+
+pub mod chain;
+
+pub mod fields;

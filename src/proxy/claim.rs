@@ -14,6 +14,7 @@ use super::lease::{Lease, Retries};
 use super::notes::Notes;
 use super::outage::{Outage, Turns};
 use super::route::Route;
+use crate::chain::Chain;
 use crate::config::{self, OnStoreError};
 use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Taken, Token};
 use crate::store::{Store, StoreError, StoreErrorKind};
@@ -159,13 +160,12 @@ fn replayed(route: &Route, id: &RecordId, mut replay: Replay) -> Conclusion {
         Ok(body) => replay.response = replay.response.with_body(body),
         Err(problem) => return problem.about(id).into(),
     }
-    Conclusion::Replay(Box::new(replay), false)
+    Conclusion::Replay { replay: Box::new(replay), waited: false }
 }
 
 fn unknown(route: &Route, id: &RecordId, doubtful: &Doubtful) -> Conclusion {
     count_policy(route, doubtful.other_policy);
-    let resend = route.config.on_unknown == config::OnUnknown::Resend;
-    Problem::unknown(id, doubtful, resend).into()
+    Problem::unknown(id, doubtful, route.config.on_unknown).into()
 }
 
 fn count_policy(route: &Route, other_policy: bool) {
@@ -241,7 +241,7 @@ pub async fn elsewhere(
         // One of a row that has no end in sight, and nobody's own.
         match look(route, store, id, fingerprint, &Notes::none()).await {
             Looked::Running => {}
-            Looked::Concluded(Conclusion::Replay(replay, _)) => return Conclusion::Replay(replay, true),
+            Looked::Concluded(Conclusion::Replay { replay, .. }) => return Conclusion::Replay { replay, waited: true },
             Looked::Concluded(conclusion) => return conclusion,
             // A joiner never becomes an owner, but its client may come again at once.
             Looked::Absent => return Problem::in_progress(id).into(),
@@ -255,27 +255,6 @@ pub async fn elsewhere(
                 }
             }
         }
-    }
-}
-
-/// An error with everything behind it, for one log line.
-pub struct Chain<'a>(pub &'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        let mut said = self.0.to_string();
-        while let Some(error) = source {
-            let text = error.to_string();
-            // Some errors print their cause themselves.
-            if !said.contains(&text) {
-                write!(f, ": {text}")?;
-                said = text;
-            }
-            source = error.source();
-        }
-        Ok(())
     }
 }
 

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Each module of `src/` and the modules of the crate that it may use, besides itself.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
-    ("cli", &["app", "config", "telemetry"]),
+    ("cli", &["app", "chain", "config", "telemetry"]),
     (
         "app",
         &[
@@ -23,15 +23,17 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "upstream",
         ],
     ),
-    ("server", &["config", "metrics", "shutdown"]),
-    ("proxy", &["config", "record", "store", "upstream", "metrics", "shutdown", "trace"]),
+    ("server", &["chain", "config", "metrics", "shutdown"]),
+    ("proxy", &["chain", "config", "fields", "record", "store", "upstream", "metrics", "shutdown", "trace"]),
     ("upstream", &["config", "metrics"]),
-    ("admin", &["config", "record", "store", "metrics", "telemetry", "shutdown"]),
+    ("admin", &["config", "fields", "record", "store", "metrics", "telemetry", "shutdown"]),
     ("store", &["record", "config::store", "metrics"]),
     ("record", &[]),
     ("config", &[]),
     ("metrics", &[]),
     ("shutdown", &[]),
+    ("chain", &[]),
+    ("fields", &[]),
     ("telemetry", &["config"]),
     ("trace", &["config", "metrics", "shutdown"]),
 ];
