@@ -72,8 +72,10 @@ pub(super) async fn resolve(
 ) -> Result<impl IntoResponse, Problem> {
     let id = parse_id(id)?;
     let resolution = Resolution::parse(&body.map_err(|rejection| bad_body(&rejection))?).map_err(Problem::invalid)?;
-    let retention = state.settings.load().retention.get(id.route()).copied().unwrap_or(FALLBACK_RETENTION);
-    let finding = resolution.finding(retention);
+    let settings = state.settings.load_full();
+    let kept = settings.keep_headers.get(id.route()).map_or(&[][..], Vec::as_slice);
+    resolution.check_kept(kept).map_err(Problem::invalid)?;
+    let finding = resolution.finding(settings.retention.get(id.route()).copied().unwrap_or(FALLBACK_RETENTION));
     let reply = state
         .store
         .resolve(&id, resolution.token, &finding, resolution.force)
