@@ -113,7 +113,7 @@ async fn flowed(route: &Route, lease: &Lease, kept: Response) -> Ending {
                 },
             }
         }
-        Verdict::Release => ending(Problem::in_progress(id).into(), release(lease).await),
+        Verdict::Release => ending(Problem::ended_without_record(id).into(), release(lease).await),
         Verdict::Unknown => {
             let resend = route.config.on_unknown == OnUnknown::Resend;
             let problem = Problem::doubted(id, Reason::Status, resend).with_original_status(Some(status));
