@@ -216,7 +216,8 @@ pub async fn ask(
 ) -> Conclusion {
     match look(route, store, id, fingerprint, notes).await {
         Looked::Concluded(conclusion) => conclusion,
-        Looked::Absent | Looked::Running => Problem::in_progress(id).into(),
+        Looked::Absent => Problem::ended_without_record(id).into(),
+        Looked::Running => Problem::in_progress(id).into(),
     }
 }
 
@@ -244,7 +245,7 @@ pub async fn elsewhere(
             Looked::Concluded(Conclusion::Replay { replay, .. }) => return Conclusion::Replay { replay, waited: true },
             Looked::Concluded(conclusion) => return conclusion,
             // A joiner never becomes an owner, but its client may come again at once.
-            Looked::Absent => return Problem::in_progress(id).into(),
+            Looked::Absent => return Problem::ended_without_record(id).into(),
         }
         tokio::select! {
             () = watch.changed() => {}

@@ -362,6 +362,16 @@ impl Problem {
         .about(id)
     }
 
+    /// The attempt that this duplicate met, or waited for, is over and has left no record: whatever comes next may run.
+    pub fn ended_without_record(id: &RecordId) -> Problem {
+        Problem::new(
+            Kind::RequestInProgress,
+            "The first request with this key has ended without an answer that is kept. The same request with the same \
+             key may be sent again.",
+        )
+        .about(id)
+    }
+
     /// Another request came under a used key.
     pub fn reused(id: &RecordId) -> Problem {
         Problem::new(

@@ -112,7 +112,7 @@ async fn flowed(route: &Route, lease: &Lease, kept: Response) -> Ending {
                 },
             }
         }
-        Verdict::Release => ending(Problem::in_progress(id).into(), release(lease).await),
+        Verdict::Release => ending(Problem::ended_without_record(id).into(), release(lease).await),
         Verdict::Unknown => {
             let on_unknown = route.config.on_unknown;
             let problem = Problem::doubted(id, Reason::Status, on_unknown).with_original_status(Some(status));
