@@ -25,6 +25,7 @@ use axum::error_handling::HandleErrorLayer;
 use axum::extract::DefaultBodyLimit;
 use axum::routing::{get, post};
 use axum::{BoxError, Router, middleware};
+use http::HeaderName;
 use secrecy::SecretString;
 use tower::ServiceBuilder;
 use tower::limit::GlobalConcurrencyLimitLayer;
@@ -87,6 +88,8 @@ pub struct Settings {
     pub token: Option<SecretString>,
     /// The retention of each route by name, for records that an operator completes.
     pub retention: HashMap<String, Duration>,
+    /// The fields of each route by name that are recorded because it lists them (`keep_headers`).
+    pub keep_headers: HashMap<String, Vec<HeaderName>>,
 }
 
 /// Who called: the peer's address. The accept loop adds it to each request.

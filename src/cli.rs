@@ -124,22 +124,6 @@ fn misuse(text: &str) -> ExitCode {
     ExitCode::from(EXIT_USAGE)
 }
 
-/// An error with everything that caused it, in one line.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(cause) = source {
-        let cause_text = cause.to_string();
-        // Some errors print their cause themselves.
-        if !text.contains(&cause_text) {
-            text.push_str(": ");
-            text.push_str(&cause_text);
-        }
-        source = cause.source();
-    }
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;
@@ -171,16 +155,5 @@ mod tests {
                 assert!(help.contains("Example"), "{help}");
             }
         }
-    }
-
-    #[test]
-    fn an_error_is_told_with_its_causes_once() {
-        #[derive(Debug, thiserror::Error)]
-        #[error("outer")]
-        struct Outer(#[source] Inner);
-        #[derive(Debug, thiserror::Error)]
-        #[error("inner: innermost")]
-        struct Inner(#[source] std::fmt::Error);
-        assert_eq!(chain(&Outer(Inner(std::fmt::Error))), format!("outer: inner: innermost: {}", std::fmt::Error));
     }
 }

@@ -40,3 +40,7 @@ pub mod telemetry;
 pub mod shutdown;
 
 pub mod alarm;
+
+pub mod chain;
+
+pub mod fields;

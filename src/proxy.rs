@@ -41,6 +41,7 @@ pub mod error;
 pub mod headers;
 pub mod in_flight;
 pub mod notes;
+pub mod outage;
 mod shared;
 
 use self::body::{Body, Patience};
@@ -195,10 +196,10 @@ impl Core {
         let fingerprint = policy.fingerprint(head, &[]).ok()?;
         let id = key::identify(&route.config, head, key).id;
         match claim::look(route, &self.store, &id, &fingerprint, notes).await {
-            Looked::Concluded(Conclusion::Replay(replay, waited)) => {
+            Looked::Concluded(Conclusion::Replay { replay, waited }) => {
                 notes.about(&id);
                 notes.answered_by(&replay.response);
-                Some(respond::first(Arc::new(Conclusion::Replay(replay, waited))))
+                Some(respond::first(Arc::new(Conclusion::Replay { replay, waited })))
             }
             _ => None,
         }

@@ -14,6 +14,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use uuid::Uuid;
+use uuid::fmt::Simple;
 
 mod response;
 #[cfg(test)]
@@ -61,6 +62,11 @@ impl Token {
     /// The sixteen bytes of the token.
     pub fn as_bytes(&self) -> &[u8; 16] {
         self.0.as_bytes()
+    }
+
+    /// The token as 32 lower-case hex characters, to be displayed or written into a buffer.
+    pub fn hex(&self) -> Simple {
+        self.0.simple()
     }
 
     /// The token with these sixteen bytes.
@@ -135,9 +141,10 @@ impl RecordId {
         &self.hash
     }
 
-    /// The hash as 32 lower-case hex characters.
-    pub fn hex(&self) -> String {
-        with_hex(&self.hash, str::to_owned)
+    /// The hash as 32 lower-case hex characters, to be displayed or written into a buffer. It is no UUID, but that is what
+    /// writes sixteen bytes so without an allocation.
+    pub fn hex(&self) -> Simple {
+        Uuid::from_bytes(self.hash).simple()
     }
 }
 
@@ -148,22 +155,11 @@ impl std::hash::Hash for RecordId {
     }
 }
 
-/// Lends the hex form of a hash, which is needed too often to be allocated each time.
-fn with_hex<T>(hash: &[u8; 16], take: impl FnOnce(&str) -> T) -> T {
-    const DIGITS: &[u8; 16] = b"0123456789abcdef";
-    let mut text = [0; 32];
-    for (pair, byte) in text.chunks_exact_mut(2).zip(hash) {
-        pair[0] = DIGITS[usize::from(byte >> 4)];
-        pair[1] = DIGITS[usize::from(byte & 15)];
-    }
-    take(std::str::from_utf8(&text).expect("hex digits are ASCII"))
-}
-
 impl fmt::Display for RecordId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.route)?;
         f.write_str(":")?;
-        with_hex(&self.hash, |hex| f.write_str(hex))
+        self.hex().fmt(f)
     }
 }
 

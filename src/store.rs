@@ -279,6 +279,16 @@ pub struct StoreError {
 }
 
 impl StoreError {
+    /// An error of an operation that certainly did not happen.
+    pub fn without_effect(kind: StoreErrorKind, message: impl Into<String>) -> StoreError {
+        StoreError::new(kind, false, message)
+    }
+
+    /// An error of an operation that may have happened all the same.
+    pub fn may_have_run(kind: StoreErrorKind, message: impl Into<String>) -> StoreError {
+        StoreError::new(kind, true, message)
+    }
+
     /// An error without a driver's error behind it.
     pub fn new(kind: StoreErrorKind, may_have_run: bool, message: impl Into<String>) -> StoreError {
         StoreError { kind, may_have_run, message: message.into(), source: None }

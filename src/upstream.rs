@@ -30,6 +30,7 @@ pub use switch::switched;
 pub use tls::{TlsSetupError, check_files};
 
 use connect::Dialer;
+use connection::Via;
 use idle::IdleList;
 use streams::Sessions;
 
@@ -95,9 +96,9 @@ impl Pool {
     /// one.
     pub fn reuse(&self) -> Option<Connection> {
         if let Some(sessions) = &self.shared.sessions {
-            return sessions.take().map(|stream| Connection::stream(stream, self.shared.clone(), true));
+            return sessions.take().map(|stream| Connection::reused(Via::Stream(stream), self.shared.clone()));
         }
-        self.shared.idle.take().map(|link| Connection::reused(link, self.shared.clone()))
+        self.shared.idle.take().map(|link| Connection::reused(Via::Own(link), self.shared.clone()))
     }
 
     /// What can be had without waiting, or else a fresh connection.
@@ -123,9 +124,9 @@ impl Pool {
     pub async fn connect(&self) -> Result<Connection, ConnectError> {
         if let Some(sessions) = &self.shared.sessions {
             let stream = self.shared.dialer.dial_shared(sessions).await?;
-            return Ok(Connection::stream(stream, self.shared.clone(), false));
+            return Ok(Connection::fresh(Via::Stream(stream), self.shared.clone()));
         }
         let link = self.shared.dialer.dial().await?;
-        Ok(Connection::fresh(link, self.shared.clone()))
+        Ok(Connection::fresh(Via::Own(link), self.shared.clone()))
     }
 }

@@ -17,6 +17,7 @@ use sha2::{Digest, Sha256};
 
 use super::AdminState;
 use super::problem::Problem;
+use crate::fields::essence;
 
 /// Lets a call through if it may be made. Everything but `/livez`, `/readyz` and `/metrics` passes here.
 pub(super) async fn check(State(state): State<AdminState>, request: Request, next: Next) -> Response {
@@ -84,8 +85,7 @@ fn has_loopback_host(headers: &HeaderMap) -> bool {
 fn is_json(headers: &HeaderMap) -> bool {
     let mut fields = headers.get_all(CONTENT_TYPE).iter();
     let (Some(field), None) = (fields.next(), fields.next()) else { return false };
-    let essence = field.as_bytes().split(|&byte| byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(b"application/json")
+    essence(field.as_bytes()).eq_ignore_ascii_case(b"application/json")
 }
 
 #[cfg(test)]

@@ -23,6 +23,11 @@ use crate::store::{self, OpenState, StoreError, StoreErrorKind};
 const DEFAULT_LIMIT: usize = 100;
 const MAX_LIMIT: usize = 1000;
 
+/// What becomes of a record that nobody can read: never a second execution, and never better by asking again.
+const UNREADABLE: &str = "Asking again does not help. If a newer version wrote the record, that version reads it; if it \
+                          is damaged, it has to be restored, or removed from the store itself by someone who knows what \
+                          happened. Until then its key is refused.";
+
 /// The query of `GET /records`.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,8 +77,10 @@ pub(super) async fn resolve(
 ) -> Result<impl IntoResponse, Problem> {
     let id = parse_id(id)?;
     let resolution = Resolution::parse(&body.map_err(|rejection| bad_body(&rejection))?).map_err(Problem::invalid)?;
-    let retention = state.settings.load().retention.get(id.route()).copied().unwrap_or(FALLBACK_RETENTION);
-    let finding = resolution.finding(retention);
+    let settings = state.settings.load_full();
+    let kept = settings.keep_headers.get(id.route()).map_or(&[][..], Vec::as_slice);
+    resolution.check_kept(kept).map_err(Problem::invalid)?;
+    let finding = resolution.finding(settings.retention.get(id.route()).copied().unwrap_or(FALLBACK_RETENTION));
     let reply = state
         .store
         .resolve(&id, resolution.token, &finding, resolution.force)
@@ -221,6 +228,7 @@ fn unanswered(operation: &'static str, id: Option<&RecordId>, error: &StoreError
     let record = id.map(tracing::field::display);
     tracing::warn!(operation, record, error = %error, source, "admin call not answered by the store");
     let what_now = match (operation, error.may_have_run) {
+        (_, _) if error.kind == StoreErrorKind::Unreadable => UNREADABLE,
         ("resolve" | "forget", true) => "The change may have been made all the same: look at the record first.",
         ("resolve" | "forget", false) => "Nothing was changed.",
         _ => "Ask again.",

@@ -38,6 +38,7 @@ fn world() -> World {
             effective: "listen = \"127.0.0.1:8080\"\n".into(),
             token: None,
             retention: HashMap::from([("payments".to_owned(), Duration::from_secs(60))]),
+            keep_headers: HashMap::from([("sessions".to_owned(), vec![header::SET_COOKIE])]),
         })),
         level: None,
         loopback: true,
@@ -344,6 +345,35 @@ async fn resolve_refuses_bodies_that_are_malformed_too_large_or_not_json() {
         assert_eq!(refused.headers["accept-post"], "application/json");
     }
     assert_eq!(world.get(&format!("/records/{}", claim.id)).await.json()["state"], "unknown");
+}
+
+/// What is never recorded of an answer is not recorded because an operator says it either.
+#[tokio::test]
+async fn resolve_takes_cookies_and_challenges_only_where_the_route_keeps_them() {
+    let world = world();
+    let headers = |name: &str| json!([["content-type", "a/b"], [name, "x"]]);
+    let cases = [
+        ("payments", "Set-Cookie", true),
+        ("payments", "WWW-Authenticate", true),
+        ("gone", "set-cookie", true),
+        ("sessions", "WWW-Authenticate", true),
+        ("sessions", "Set-Cookie", false),
+        ("payments", "ETag", false),
+    ];
+    for (number, (route, name, refused)) in (1..).zip(cases) {
+        let claim = world.unknown(route, number).await;
+        let response = json!({"status": 200, "headers": headers(name)});
+        let body = json!({"token": claim.token.to_string(), "outcome": "executed", "response": response});
+        let reply = world.resolve(&claim.id, body).await;
+        let now = if refused { "unknown" } else { "completed" };
+        if refused {
+            let detail = reply.problem(400, "request-invalid")["detail"].as_str().unwrap().to_owned();
+            let says = format!("The header {} is not recorded: the route does not list it under", name.to_lowercase());
+            assert!(detail.starts_with(&says), "{detail}");
+        }
+        let shown = world.get(&format!("/records/{}", claim.id)).await.json();
+        assert_eq!(shown["state"], now, "{route} {name}");
+    }
 }
 
 #[tokio::test]

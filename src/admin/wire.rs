@@ -34,6 +34,9 @@ const CONNECTION_FIELDS: [&str; 10] = [
     "upgrade",
 ];
 
+/// Fields that are meant for the first caller alone: recorded only where the route lists them.
+const PERSONAL_FIELDS: [&str; 2] = ["set-cookie", "www-authenticate"];
+
 /// A record as operators see it; members that do not apply are null.
 pub(super) fn record(id: &RecordId, record: &Record) -> Map<String, Value> {
     let lease_until = match record.state {
@@ -102,6 +105,21 @@ impl Resolution {
         let token = parse_token(&body.token)?;
         let note = body.note.map(check_note).transpose()?;
         Ok(Resolution { token, executed, force: body.force, note })
+    }
+
+    /// Refuses fields that say who the first caller was, unless the record's route keeps them: whoever repeats the request
+    /// would be given the cookie that an operator copied from a log.
+    pub(super) fn check_kept(&self, kept: &[HeaderName]) -> Result<(), String> {
+        let names = self.executed.iter().flat_map(Response::headers).map(|(name, _)| name);
+        let personal = |name: &&[u8]| PERSONAL_FIELDS.iter().any(|field| field.as_bytes() == *name);
+        let is_kept = |name: &[u8]| kept.iter().any(|kept| kept.as_str().as_bytes() == name);
+        match names.filter(personal).find(|name| !is_kept(name)) {
+            None => Ok(()),
+            Some(name) => Err(format!(
+                "The header {} is not recorded: the route does not list it under keep_headers. Leave it out.",
+                String::from_utf8_lossy(name)
+            )),
+        }
     }
 
     /// The finding for the store, with how long a response is kept.

@@ -104,7 +104,7 @@ async fn seen(store: &Arc<dyn Store>, patience: Duration) -> Result<Report, Chec
         Ok(seen) => seen.map_err(CheckError::Failed),
         Err(_) => Err(CheckError::Away(away.unwrap_or_else(|| {
             let message = format!("there was no answer within {patience:?}");
-            StoreError::new(store::StoreErrorKind::TimedOut, false, message)
+            StoreError::without_effect(store::StoreErrorKind::TimedOut, message)
         }))),
     }
 }

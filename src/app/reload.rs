@@ -241,7 +241,9 @@ impl Reloader {
 fn admin_settings(config: &Config) -> admin::Settings {
     let retention: HashMap<_, _> =
         config.routes.iter().map(|route| (route.name.to_string(), route.retention)).collect();
-    admin::Settings { effective: config::effective(config).into(), token: config.admin.token.clone(), retention }
+    let keep_headers = config.routes.iter().map(|route| (route.name.to_string(), route.keep_headers.clone())).collect();
+    let (effective, token) = (config::effective(config).into(), config.admin.token.clone());
+    admin::Settings { effective, token, retention, keep_headers }
 }
 
 #[cfg(test)]

@@ -3,7 +3,8 @@
 use std::process::ExitCode;
 
 use super::settings::SettingsArgs;
-use super::{EXIT_USAGE, chain, print};
+use super::{EXIT_USAGE, print};
+use crate::chain::Chain;
 use crate::{app, config};
 
 const EXAMPLES: &str = "\
@@ -37,7 +38,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
             }
             let named = loaded.file.as_ref().map_or("settings".into(), |file| file.to_string_lossy());
             for fault in &faults {
-                super::say(&format!("error: {named}: {}", chain(fault)));
+                super::say(&format!("error: {named}: {}", Chain(fault)));
             }
             ExitCode::from(EXIT_USAGE)
         }

@@ -10,7 +10,8 @@ use reqwest::Url;
 use secrecy::{ExposeSecret, SecretString};
 use serde_json::Value;
 
-use super::{EXIT_FAILURE, EXIT_USAGE, chain, fail, say};
+use super::{EXIT_FAILURE, EXIT_USAGE, fail, say};
+use crate::chain::Chain;
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 /// A little more than the admin listener gives a call, so that its own answer is seen.
@@ -150,7 +151,7 @@ impl CallError {
                 }
             }
             CallError::Unanswered { source, .. } => {
-                let code = fail(&chain(self));
+                let code = fail(&Chain(self).to_string());
                 if source.is_connect() {
                     say("hint: is the proxy running, and is its admin listener there? --admin ADDRESS names another");
                 } else {
@@ -158,7 +159,7 @@ impl CallError {
                 }
                 code
             }
-            CallError::SetUp(_) | CallError::Strange { .. } => fail(&chain(self)),
+            CallError::SetUp(_) | CallError::Strange { .. } => fail(&Chain(self).to_string()),
         }
     }
 }

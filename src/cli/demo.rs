@@ -12,7 +12,8 @@ mod upstream;
 use self::child::{Child, Folder};
 use self::scenes::{Scene, Scenes};
 use self::upstream::Upstream;
-use super::{chain, fail, print};
+use super::{fail, print};
+use crate::chain::Chain;
 
 /// Runs the demonstration; afterwards it serves until Ctrl-C, unless `once`.
 pub(super) fn run(once: bool) -> ExitCode {
@@ -22,7 +23,7 @@ pub(super) fn run(once: bool) -> ExitCode {
     };
     match runtime.block_on(demonstrate(once)) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) => fail(&format!("the demonstration failed: {}", chain(error.as_ref()))),
+        Err(error) => fail(&format!("the demonstration failed: {}", Chain(error.as_ref()))),
     }
 }
 

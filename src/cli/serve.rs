@@ -3,8 +3,9 @@
 use std::process::ExitCode;
 
 use super::settings::{self, SettingsArgs};
-use super::{chain, fail, misuse};
+use super::{fail, misuse};
 use crate::app;
+use crate::chain::Chain;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -33,7 +34,7 @@ pub(super) fn run(args: &Args) -> ExitCode {
     };
     match app::run(loaded, sources) {
         Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.is_wrong_settings() => misuse(&chain(&error)),
-        Err(error) => fail(&chain(&error)),
+        Err(error) if error.is_wrong_settings() => misuse(&Chain(&error).to_string()),
+        Err(error) => fail(&Chain(&error).to_string()),
     }
 }

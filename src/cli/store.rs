@@ -8,8 +8,9 @@ use clap::Subcommand;
 use serde_json::json;
 
 use super::settings::StoreArgs;
-use super::{EXIT_FAILURE, chain, fail, misuse, print};
+use super::{EXIT_FAILURE, fail, misuse, print};
 use crate::app::{self, Report, SECOND, Weight};
+use crate::chain::Chain;
 
 const CHECK_EXAMPLES: &str = "\
 Examples:
@@ -84,8 +85,8 @@ fn init(args: &InitArgs) -> ExitCode {
     };
     match app::init_store(&config) {
         Ok(lines) => print(&(lines.join("\n") + "\n")),
-        Err(error) if error.is_wrong_settings() => misuse(&chain(&error)),
-        Err(error) => fail(&chain(&error)),
+        Err(error) if error.is_wrong_settings() => misuse(&Chain(&error).to_string()),
+        Err(error) => fail(&Chain(&error).to_string()),
     }
 }
 
@@ -101,8 +102,8 @@ fn check(args: &CheckArgs) -> ExitCode {
             let printed = print(&page);
             if report.broken().is_none() { printed } else { ExitCode::from(EXIT_FAILURE) }
         }
-        Err(error) if error.is_wrong_settings() => misuse(&chain(&error)),
-        Err(error) => fail(&chain(&error)),
+        Err(error) if error.is_wrong_settings() => misuse(&Chain(&error).to_string()),
+        Err(error) => fail(&Chain(&error).to_string()),
     }
 }
 

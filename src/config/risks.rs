@@ -7,7 +7,7 @@ use super::mistakes::Origin;
 use super::presets::Preset;
 use super::route::Made;
 use super::sections::DEFAULT_PREFIX;
-use super::statuses::Entry;
+use super::statuses::{Entry, Verdict};
 use super::store::{Backend, Place, Postgres, Redis, Sentinels, SslMode, StoreConfig, Topology};
 use super::tree::Section;
 use super::{Egress, ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, address, store_url};
@@ -200,6 +200,13 @@ fn of_doubt(section: &Section<'_>, made: &Made) {
             "set on_unknown = \"hold\", or take \"fingerprint\" out of `key`",
         );
     }
+    if section.has("unknown") && [502, 504].into_iter().any(|status| is_final_unsaid(section, made, status)) {
+        section.warning(
+            "unknown",
+            "this list is in place of the preset's, and a 502 or 504, by which gateways say that they cannot tell, is final now",
+            "add \"502\" and \"504\" to it, or list them under `record`",
+        );
+    }
     let succeeded = |entry: &Entry| matches!(entry, Entry::Class(2) | Entry::Exact(200..=299));
     if made.lists.release.iter().any(succeeded) {
         section.warning(
@@ -217,6 +224,13 @@ fn of_doubt(section: &Section<'_>, made: &Made) {
             "list it under `unknown`, unless the upstream undoes everything before it answers so",
         );
     }
+}
+
+/// Whether this status is recorded although the route has not said so itself.
+fn is_final_unsaid(section: &Section<'_>, made: &Made, status: u16) -> bool {
+    let listed = [Entry::Exact(status), Entry::Class(status / 100)];
+    let said = section.has("record") && listed.iter().any(|entry| made.lists.record.contains(entry));
+    !said && made.route.statuses.verdict(status) == Verdict::Record
 }
 
 fn of_keeping(section: &Section<'_>, made: &Made, limits: &Limits) {

@@ -71,10 +71,13 @@ impl Attempt {
 
     /// Tells everyone that nothing was sent, and hands the grant back that there is or may still be.
     async fn give_up(self: Box<Self>, lease: Box<Lease>, problem: Problem, mut lead: Lead, mut caller: Caller) {
+        let Attempt { _counted, route, shared, outgoing, in_flight: _in_flight, .. } = *self;
+        // It keeps its place: that bounds how many of these there are. The body nobody will send.
+        drop(outgoing);
         conclude(&mut lead, &mut caller, Arc::new(problem.into()));
         tokio::select! {
-            () = claim::give_up(&lease) => {}
-            () = self.shared.cut_off.given() => {}
+            () = claim::give_up(&lease, &route.outage) => {}
+            () = shared.cut_off.given() => {}
         }
     }
 

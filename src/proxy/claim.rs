@@ -12,6 +12,7 @@ use super::error::{Kind, Problem};
 use super::flights::{Conclusion, Lead};
 use super::lease::{Lease, Retries};
 use super::notes::Notes;
+use super::outage::{Outage, Turns};
 use super::route::Route;
 use crate::config::{self, OnStoreError};
 use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Taken, Token};
@@ -79,7 +80,7 @@ pub async fn claim(route: &Arc<Route>, store: &Arc<dyn Store>, claim: &Claim, no
 
 fn failed(route: &Arc<Route>, store: &Arc<dyn Store>, claim: &Claim, begun: Instant, error: &StoreError) -> Claimed {
     let outage = matches!(error.kind, StoreErrorKind::Unreachable | StoreErrorKind::TimedOut);
-    tracing::warn!(record = %claim.id, kind = error.kind.as_str(), error = %Chain(error), "claim failed");
+    route.outage.warn(&claim.id, error, "claim failed");
     if outage && route.config.on_store_error == OnStoreError::Forward {
         let lease = Lease::unprotected(store.clone(), claim.clone(), route.clone(), begun);
         return Claimed::Granted(Box::new(lease), None);
@@ -96,14 +97,32 @@ fn failed(route: &Arc<Route>, store: &Arc<dyn Store>, claim: &Claim, begun: Inst
 ///
 /// A claim that waits in the buffers of a store which hangs gets its lease only when the store wakes, so this goes on
 /// until the store answers. The first release that lands also keeps a claim away that comes after it.
-pub async fn give_up(lease: &Lease) {
-    let mut retries = tries_to_hand_back(lease.claim());
-    while retries.again().await {
-        if lease.release().await.is_ok() {
-            return;
-        }
+pub async fn give_up(lease: &Lease, outage: &Outage) {
+    let retries = tries_to_hand_back(lease.claim());
+    if let Some(error) = hand_back(retries, &outage.turns, || lease.release()).await {
+        outage.warn(&lease.claim().id, &error, "a claim that was given up could not be released");
     }
-    tracing::warn!(record = %lease.claim().id, "a claim that was given up could not be released");
+}
+
+/// Tries to release until the store answers, and returns the last failure if it never does.
+///
+/// The first try waits for nobody: a store that is slow rather than gone carries out what it has no time to answer, and
+/// the release must follow the claim before its lease is over. The repeats of thousands would only be more of the load that
+/// made it slow, so they take turns.
+async fn hand_back<T, F>(mut retries: Retries, turns: &Turns, release: impl Fn() -> F) -> Option<StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut last: Option<StoreError> = None;
+    while retries.again().await {
+        let turn = if last.is_some() { Some(turns.take().await) } else { None };
+        let released = release().await;
+        if let Some(turn) = turn {
+            turn.end(released.as_ref().err().is_none_or(|error| !error.is_away()));
+        }
+        last = Some(released.err()?);
+    }
+    last
 }
 
 /// Seldom in the end: there is one of these for each request that was refused. But of the lease that begins when the store
@@ -140,13 +159,12 @@ fn replayed(route: &Route, id: &RecordId, mut replay: Replay) -> Conclusion {
         Ok(body) => replay.response = replay.response.with_body(body),
         Err(problem) => return problem.about(id).into(),
     }
-    Conclusion::Replay(Box::new(replay), false)
+    Conclusion::Replay { replay: Box::new(replay), waited: false }
 }
 
 fn unknown(route: &Route, id: &RecordId, doubtful: &Doubtful) -> Conclusion {
     count_policy(route, doubtful.other_policy);
-    let resend = route.config.on_unknown == config::OnUnknown::Resend;
-    Problem::unknown(id, doubtful, resend).into()
+    Problem::unknown(id, doubtful, route.config.on_unknown).into()
 }
 
 fn count_policy(route: &Route, other_policy: bool) {
@@ -181,7 +199,7 @@ pub async fn look(
         Ok(LookReply::Absent) => Looked::Absent,
         Ok(LookReply::Taken(taken)) => concluded(route, id, taken).map_or(Looked::Running, Looked::Concluded),
         Err(error) => {
-            tracing::warn!(record = %id, kind = error.kind.as_str(), error = %Chain(&error), "look failed");
+            route.outage.warn(id, &error, "look failed");
             Looked::Concluded(unavailable(id).into())
         }
     }
@@ -197,7 +215,8 @@ pub async fn ask(
 ) -> Conclusion {
     match look(route, store, id, fingerprint, notes).await {
         Looked::Concluded(conclusion) => conclusion,
-        Looked::Absent | Looked::Running => Problem::in_progress(id).into(),
+        Looked::Absent => Problem::ended_without_record(id).into(),
+        Looked::Running => Problem::in_progress(id).into(),
     }
 }
 
@@ -214,7 +233,7 @@ pub async fn elsewhere(
     let mut watch = match store.watch(id).await {
         Ok(watch) => watch,
         Err(error) => {
-            tracing::warn!(record = %id, kind = error.kind.as_str(), error = %Chain(&error), "watch failed");
+            route.outage.warn(id, &error, "watch failed");
             return unavailable(id).into();
         }
     };
@@ -222,10 +241,10 @@ pub async fn elsewhere(
         // One of a row that has no end in sight, and nobody's own.
         match look(route, store, id, fingerprint, &Notes::none()).await {
             Looked::Running => {}
-            Looked::Concluded(Conclusion::Replay(replay, _)) => return Conclusion::Replay(replay, true),
+            Looked::Concluded(Conclusion::Replay { replay, .. }) => return Conclusion::Replay { replay, waited: true },
             Looked::Concluded(conclusion) => return conclusion,
             // A joiner never becomes an owner, but its client may come again at once.
-            Looked::Absent => return Problem::in_progress(id).into(),
+            Looked::Absent => return Problem::ended_without_record(id).into(),
         }
         tokio::select! {
             () = watch.changed() => {}
@@ -239,30 +258,47 @@ pub async fn elsewhere(
     }
 }
 
-/// An error with everything behind it, for one log line.
-pub struct Chain<'a>(pub &'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        let mut said = self.0.to_string();
-        while let Some(error) = source {
-            let text = error.to_string();
-            // Some errors print their cause themselves.
-            if !said.contains(&text) {
-                write!(f, ": {text}")?;
-                said = text;
-            }
-            source = error.source();
-        }
-        Ok(())
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use tokio::task::JoinSet;
+
     use super::*;
+
+    /// The store answers nobody for so long; then each answer takes nearly as long as is waited for one.
+    const HUNG: Duration = Duration::from_secs(45);
+    const TIMEOUT: Duration = Duration::from_secs(1);
+
+    #[tokio::test(start_paused = true)]
+    async fn thousands_hand_back_at_once_and_then_in_turns() {
+        let (outage, asked) = (Arc::new(Outage::default()), Arc::new(AtomicUsize::new(0)));
+        let start = Instant::now();
+        let mut all = JoinSet::new();
+        for _ in 0..4000 {
+            let (outage, asked) = (outage.clone(), asked.clone());
+            all.spawn(async move {
+                let release = || async {
+                    asked.fetch_add(1, Ordering::Relaxed);
+                    let is_awake = start.elapsed() >= HUNG;
+                    tokio::time::sleep(if is_awake { TIMEOUT - Duration::from_millis(100) } else { TIMEOUT }).await;
+                    let away = || StoreError::new(StoreErrorKind::TimedOut, true, "no answer");
+                    if is_awake { Ok(()) } else { Err(away()) }
+                };
+                let retries = Retries::until(start + 10 * HUNG).with_pauses_up_to(Duration::from_secs(3));
+                hand_back(retries, &outage.turns, release).await
+            });
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        assert_eq!(asked.load(Ordering::Relaxed), 4000, "nobody waits with the first try");
+        tokio::time::sleep(HUNG - Duration::from_millis(100)).await;
+        let repeats = asked.load(Ordering::Relaxed) - 4000;
+        assert!(repeats <= 32 * 45, "{repeats} repeats");
+        while let Some(failure) = all.join_next().await {
+            assert!(failure.unwrap().is_none(), "one was never handed back");
+        }
+        assert!(start.elapsed() < HUNG + Duration::from_secs(10), "a lease would be over: {:?}", start.elapsed());
+    }
 
     /// However long the store hung: the lease begins when it wakes.
     #[tokio::test(start_paused = true)]

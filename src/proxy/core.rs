@@ -171,6 +171,7 @@ fn prepare(
     };
     let destinations = Destinations::default();
     let alarms = Alarms::default();
+    let outage = Arc::default();
     let (config, buffered) = (config.clone(), shared.buffered.clone());
-    Ok(Arc::new(Route { pool, index, config, in_flight, buffered, metrics, destinations, alarms }))
+    Ok(Arc::new(Route { pool, index, config, in_flight, buffered, metrics, destinations, alarms, outage }))
 }

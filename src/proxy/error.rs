@@ -12,6 +12,7 @@ use super::body::Body;
 use super::fingerprint::BodyFault;
 use super::headers::{self, CacheStatus};
 use super::key::KeyFault;
+use crate::config::OnUnknown;
 use crate::metrics::RequestResult;
 use crate::record::{Doubtful, Reason, RecordId};
 
@@ -290,8 +291,9 @@ impl Problem {
         Problem::new(Kind::Overloaded, format!("Too many {of_what}; nothing was claimed or forwarded."))
     }
 
-    /// A duplicate met an unknown record. With `resend` it had waited for that attempt, and its next repeat is sent.
-    pub fn unknown(id: &RecordId, doubtful: &Doubtful, resend: bool) -> Problem {
+    /// A duplicate met an unknown record. Where such are sent again it had waited for that attempt, and its next repeat is sent.
+    pub fn unknown(id: &RecordId, doubtful: &Doubtful, on_unknown: OnUnknown) -> Problem {
+        let resend = on_unknown == OnUnknown::Resend;
         let next = if resend {
             "The same request may be sent again.".to_owned()
         } else {
@@ -308,7 +310,7 @@ impl Problem {
     }
 
     /// The attempt's own caller, and whoever joined it, is told that the outcome is unknown.
-    pub fn doubted(id: &RecordId, reason: Reason, resend: bool) -> Problem {
+    pub fn doubted(id: &RecordId, reason: Reason, on_unknown: OnUnknown) -> Problem {
         let (kind, what) = match reason {
             Reason::Timeout => (Kind::OutcomeUnknownTimeout, "The upstream did not answer in time"),
             Reason::Truncated => (Kind::OutcomeUnknownBroken, "The upstream's answer ended before its end"),
@@ -321,6 +323,7 @@ impl Problem {
                 (Kind::OutcomeUnknownBroken, "The connection to the upstream broke after the request was sent")
             }
         };
+        let resend = on_unknown == OnUnknown::Resend;
         let next = if resend { "the same request may be sent again" } else { "it is not sent again by itself" };
         let mut problem =
             Problem::new(kind, format!("{what}. Whether the request was executed is not known; {next}.")).about(id);
@@ -355,6 +358,16 @@ impl Problem {
             Kind::RequestInProgress,
             "The first request with this key is still running. The same request with the same key gets its response \
              later.",
+        )
+        .about(id)
+    }
+
+    /// The attempt that this duplicate met, or waited for, is over and has left no record: whatever comes next may run.
+    pub fn ended_without_record(id: &RecordId) -> Problem {
+        Problem::new(
+            Kind::RequestInProgress,
+            "The first request with this key has ended without an answer that is kept. The same request with the same \
+             key may be sent again.",
         )
         .about(id)
     }

@@ -29,8 +29,13 @@ const CALLED_OFF: u8 = 2;
 pub enum Conclusion {
     /// The upstream answered, whole.
     Answered(Box<Answered>),
-    /// There was a completed record; or (`true`) there came to be one while a running attempt was waited for.
-    Replay(Box<Replay>, bool),
+    /// There is a completed record.
+    Replay {
+        /// What it holds.
+        replay: Box<Replay>,
+        /// Whether it came to be completed while its attempt was waited for.
+        waited: bool,
+    },
     /// Nothing to show but a problem.
     Problem(Box<Problem>),
 }
@@ -40,7 +45,7 @@ impl Conclusion {
     pub fn recorded(&self) -> Option<&Response> {
         match self {
             Conclusion::Answered(answered) => Some(&answered.recorded),
-            Conclusion::Replay(replay, _) => Some(&replay.response),
+            Conclusion::Replay { replay, .. } => Some(&replay.response),
             Conclusion::Problem(_) => None,
         }
     }

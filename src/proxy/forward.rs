@@ -17,14 +17,15 @@ use tokio::time::{Instant, timeout};
 
 use super::body::{self, Body, Pieces};
 use super::budget::Share;
-use super::claim::Chain;
 use super::error::Problem;
 use super::flights::{Conclusion, Seat};
 use super::headers::{self, CacheStatus};
 use super::lease::Lease;
 use super::notes::Sending;
 use super::route::Route;
+use crate::chain::Chain;
 use crate::config::Verdict;
+use crate::fields::essence;
 use crate::metrics::RequestResult;
 use crate::record::{Reason, Response};
 use crate::upstream::{ConnectError, Connection, RequestBody, ResponseBody, SendError};
@@ -276,10 +277,8 @@ async fn receive(
 }
 
 fn is_event_stream(head: &response::Parts) -> bool {
-    head.headers.get(CONTENT_TYPE).is_some_and(|value| {
-        let essence = value.as_bytes().split(|b| *b == b';').next().unwrap_or_default();
-        essence.trim_ascii().eq_ignore_ascii_case(b"text/event-stream")
-    })
+    let content_type = head.headers.get(CONTENT_TYPE);
+    content_type.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(b"text/event-stream"))
 }
 
 fn kept_head(route: &Route, lease: &Lease, head: &response::Parts) -> Response {

@@ -18,6 +18,7 @@ use http_body::Frame;
 
 use super::key::Key;
 use crate::config::{ForwardKey, Forwarded, KeySource, Route};
+use crate::fields::list;
 use crate::record::Response;
 use crate::trace::Context;
 
@@ -126,11 +127,7 @@ pub fn preferred_wait(fields: &HeaderMap) -> Option<Duration> {
 /// The names that a message's `Connection` fields list. The usual two are left out: `close` is no field, `keep-alive` is
 /// taken off anyway.
 fn named_by_connection(fields: &HeaderMap) -> Vec<HeaderName> {
-    fields
-        .get_all(CONNECTION)
-        .iter()
-        .flat_map(|line| line.as_bytes().split(|b| *b == b','))
-        .map(<[u8]>::trim_ascii)
+    list(fields, &CONNECTION)
         .filter(|name| !name.eq_ignore_ascii_case(b"keep-alive") && !name.eq_ignore_ascii_case(b"close"))
         .filter_map(|name| HeaderName::from_bytes(name).ok())
         .collect()
@@ -215,7 +212,7 @@ impl Peer {
 /// The fields of the request as the upstream gets them, all but its framing. They are taken out of the head.
 ///
 /// `key` is the key if the request is protected, and whether it is to be forwarded in the quoted form.
-pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Option<(&Key, bool)>) -> HeaderMap {
+pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Option<&Key>) -> HeaderMap {
     let mut fields = std::mem::take(&mut head.headers);
     let named = named_by_connection(&fields);
     let host = fields.get(HOST).cloned();
@@ -235,8 +232,8 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
             }
     });
     set_host(&mut fields, route, head, host.as_ref());
-    if let (Some((key, quoted)), ForwardKey::Renamed(name)) = (key, &route.forward_key) {
-        fields.insert(name, key.to_header_value(quoted));
+    if let (Some(key), ForwardKey::Renamed(name)) = (key, &route.forward_key) {
+        fields.insert(name, key.to_header_value(key.is_quoted()));
     }
     if takes_trailers {
         // Of one hop like all of `TE`, and true of this one as well. gRPC servers refuse calls without it.
@@ -262,8 +259,7 @@ fn set_host(fields: &mut HeaderMap, route: &Route, head: &request::Parts, receiv
 
 /// Whether the client says that it can be sent trailers (RFC 9110 section 10.1.4).
 fn takes_trailers(fields: &HeaderMap) -> bool {
-    let mut codings = fields.get_all(TE).into_iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    codings.any(|coding| coding.trim_ascii().eq_ignore_ascii_case(b"trailers"))
+    list(fields, &TE).any(|coding| coding.eq_ignore_ascii_case(b"trailers"))
 }
 
 /// Puts the key into the form of the first time, where a resend would otherwise show another one.

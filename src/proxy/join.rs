@@ -22,10 +22,12 @@ pub enum Joined {
     Concluded(Arc<Conclusion>),
     /// With a refusal of this request alone.
     Refused(Problem),
-    /// The flight cannot answer for this request: it was another one, and no claim of this process proves that the key
-    /// was used for it; or it watches another process's attempt, and the request will not wait. The store must be
-    /// asked, without claiming if the flight is still on (`true`).
-    AskStore(bool),
+    /// The flight is over, and cannot answer for this request: it was another one, and no claim of this process proves
+    /// that the key was used for it. The request goes its own way, from the flights on.
+    ByItself,
+    /// The flight is on, and cannot answer for this request: it may be another one, or it watches another process's
+    /// attempt and the request will not wait. The store must be asked, without claiming.
+    AskStore,
 }
 
 /// Waits for the flight for at most `patience`.
@@ -50,11 +52,11 @@ pub async fn join<R>(
     loop {
         match seat.stage() {
             _ if other_request && seat.was_granted() => return Joined::Refused(Problem::reused(id)),
-            Stage::Done(_) if other_request => return Joined::AskStore(false),
-            Stage::Elsewhere if other_request => return Joined::AskStore(true),
+            Stage::Done(_) if other_request => return Joined::ByItself,
+            Stage::Elsewhere if other_request => return Joined::AskStore,
             Stage::Done(conclusion) => return Joined::Concluded(conclusion),
             // All that is known here is that another process was at it a while ago. It may be done by now.
-            Stage::Elsewhere if rejects || patience.is_zero() => return Joined::AskStore(true),
+            Stage::Elsewhere if rejects || patience.is_zero() => return Joined::AskStore,
             Stage::Granted if rejects => return Joined::Refused(Problem::in_progress(id)),
             // The claim's reply is awaited in any case: it may be a replay. The store bounds the time it takes.
             Stage::Claiming => seat.changed().await,

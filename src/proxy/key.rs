@@ -22,6 +22,7 @@ pub use identity::{ClientName, Identity, identify};
 pub use json::JsonFault;
 
 use crate::config::{KeySource, Route, ScopePart};
+use crate::fields;
 use crate::record::Fingerprint;
 use source::Reading;
 
@@ -135,10 +136,9 @@ pub fn check_connection(route: &Route, head: &Parts) -> Result<(), KeyFault> {
     if !head.headers.contains_key(CONNECTION) {
         return Ok(());
     }
-    let options =
-        || head.headers.get_all(CONNECTION).iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    let named =
-        |name: &HeaderName| options().any(|option| option.trim_ascii().eq_ignore_ascii_case(name.as_str().as_bytes()));
+    let named = |name: &HeaderName| {
+        fields::list(&head.headers, &CONNECTION).any(|option| option.eq_ignore_ascii_case(name.as_str().as_bytes()))
+    };
     let scope = route.scope.iter().filter_map(|part| match part {
         ScopePart::Header(name) => Some(name),
         ScopePart::Query(_) | ScopePart::ClientCert | ScopePart::Constant(_) => None,

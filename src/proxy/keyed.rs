@@ -26,7 +26,7 @@ use super::key::{Identity, Key};
 use super::notes::Notes;
 use super::respond::{self, Answer};
 use super::route::{self, Route};
-use crate::config::OnDuplicate;
+use crate::config::{OnDuplicate, OnUnknown};
 use crate::metrics::RequestResult;
 use crate::record::{Fingerprint, Reason};
 
@@ -60,8 +60,8 @@ impl Keyed<'_> {
                 self.let_go();
             }
             match Box::pin(self.join(seat)).await {
-                Joined::AskStore(false) => {}
-                Joined::AskStore(true) => {
+                Joined::ByItself => {}
+                Joined::AskStore => {
                     let Keyed { route, identity, fingerprint, .. } = self;
                     let asking = claim::ask(route, &self.core.store, &identity.id, fingerprint, self.notes);
                     let conclusion = Box::pin(asking).await;
@@ -108,7 +108,7 @@ impl Keyed<'_> {
                 let joined = Box::pin(self.join(seat)).await;
                 Ok(self.joined(joined))
             }
-            Some(Err(_)) => Err(Problem::doubted(&self.identity.id, Reason::Panic, false)),
+            Some(Err(_)) => Err(Problem::doubted(&self.identity.id, Reason::Panic, OnUnknown::Hold)),
             // The store has not even answered. If it grants the claim now, the attempt hands it back.
             None if witness.call_off() => Err(claim::unavailable(&self.identity.id)),
             None => {
@@ -153,10 +153,9 @@ impl Keyed<'_> {
     /// The request as it goes out. Its fields are taken out of its head.
     fn outgoing(&mut self, body: body::Whole) -> Outgoing {
         let route = &self.route.config;
-        let key = Some((&self.key, self.key.is_quoted()));
         // A client that gave a length sees it reach the upstream, be it 0.
         let says_length = self.head.headers.contains_key(CONTENT_LENGTH) || !body.bytes.is_empty();
-        let mut fields = headers::to_upstream(route, self.head, self.peer, key);
+        let mut fields = headers::to_upstream(route, self.head, self.peer, Some(&self.key));
         if says_length {
             fields.insert(CONTENT_LENGTH, body.bytes.len().into());
         }
@@ -170,7 +169,7 @@ impl Keyed<'_> {
     }
 
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
-        if let Conclusion::Replay(replay, _) = &*conclusion {
+        if let Conclusion::Replay { replay, .. } = &*conclusion {
             self.notes.answered_by(&replay.response);
         }
         let answer = respond::first(conclusion);
@@ -189,7 +188,7 @@ impl Keyed<'_> {
             }
             Joined::Refused(problem) => Answer::problem(problem),
             // A seat of its own flight: the store has just said that another process is at it.
-            Joined::AskStore(_) => Answer::problem(Problem::in_progress(&self.identity.id)),
+            Joined::ByItself | Joined::AskStore => Answer::problem(Problem::in_progress(&self.identity.id)),
         };
         let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
         if waits { answer.with_preference(self.preferred_wait) } else { answer }

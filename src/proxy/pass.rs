@@ -18,7 +18,6 @@ use hyper::body::Incoming;
 use tokio::task::JoinHandle;
 
 use super::body::{self, Arriving, Body, BodyError};
-use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::headers::{self, CacheStatus, Peer};
 use super::notes::{Notes, Sending};
@@ -27,6 +26,7 @@ use super::route::{self, Route};
 use super::shared::Shared;
 use super::tunnel::{self, Bounds, Offer};
 use crate::alarm::Alarm;
+use crate::chain::Chain;
 use crate::metrics::RequestResult;
 use crate::record::Reason;
 use crate::upstream::{ConnectError, RequestBody, ResponseBody, SendError, switched};

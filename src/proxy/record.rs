@@ -7,14 +7,14 @@ use std::sync::Arc;
 
 use tokio::time::Instant;
 
-use super::claim::Chain;
 use super::error::{Kind, Problem};
 use super::flights::{Answered, Conclusion, Settled};
 use super::forward::{Outcome, Whole};
 use super::headers;
 use super::lease::{Lease, Retries};
 use super::route::Route;
-use crate::config::{OnUnknown, Verdict};
+use crate::chain::Chain;
+use crate::config::Verdict;
 use crate::record::{CompleteReply, Reason, Response};
 use crate::store::StoreError;
 
@@ -51,8 +51,7 @@ pub async fn record(route: &Route, lease: &Lease, outcome: Outcome) -> Ending {
             ending(problem.into(), Box::pin(release(lease)).await)
         }
         Outcome::Unknown(reason, response) => {
-            let resend = route.config.on_unknown == OnUnknown::Resend;
-            let problem = Problem::doubted(&lease.claim().id, reason, resend)
+            let problem = Problem::doubted(&lease.claim().id, reason, route.config.on_unknown)
                 .with_original_status(response.as_ref().map(Response::status));
             if !lease.is_protected() {
                 return ending(problem.unprotected().into(), Some(Unfinished::Doubt(reason, response)));
@@ -116,10 +115,10 @@ async fn flowed(route: &Route, lease: &Lease, kept: Response) -> Ending {
                 },
             }
         }
-        Verdict::Release => ending(Problem::in_progress(id).into(), release(lease).await),
+        Verdict::Release => ending(Problem::ended_without_record(id).into(), release(lease).await),
         Verdict::Unknown => {
-            let resend = route.config.on_unknown == OnUnknown::Resend;
-            let problem = Problem::doubted(id, Reason::Status, resend).with_original_status(Some(status));
+            let on_unknown = route.config.on_unknown;
+            let problem = Problem::doubted(id, Reason::Status, on_unknown).with_original_status(Some(status));
             ending(problem.into(), doubt(lease, Reason::Status, Some(kept)).await)
         }
     }
@@ -143,7 +142,7 @@ async fn complete(route: &Route, lease: &Lease, response: &Response) -> Complete
         Ok(CompleteReply::Already(replay)) if replay.response == *response => Completed::Stored,
         Ok(CompleteReply::Already(replay)) if replay.response == response.without_body() => Completed::WithoutBody,
         Ok(CompleteReply::Already(replay)) => Completed::Instead(match replay.response.body() {
-            Some(_) => Conclusion::Replay(Box::new(replay), false),
+            Some(_) => Conclusion::Replay { replay: Box::new(replay), waited: false },
             None => Problem::not_retained(&lease.claim().id, replay.response.status()).into(),
         }),
         Ok(CompleteReply::Lost) => Completed::Lost,

@@ -59,7 +59,7 @@ pub fn first(conclusion: Arc<Conclusion>) -> Answer {
             headers::add_cache_status(answer.headers_mut(), &status);
             Answer::new(answer, result)
         }
-        Conclusion::Replay(replay, waited) => replayed(&replay, waited),
+        Conclusion::Replay { replay, waited } => replayed(&replay, waited),
         Conclusion::Problem(problem) => Answer::problem(*problem),
     }
 }
@@ -85,7 +85,7 @@ pub fn joined(conclusion: &Conclusion) -> Answer {
             headers::add_cache_status(answer.headers_mut(), &status);
             Answer::new(answer, RequestResult::Joined)
         }
-        Conclusion::Replay(replay, waited) => replayed(replay, *waited),
+        Conclusion::Replay { replay, waited } => replayed(replay, *waited),
         Conclusion::Problem(problem) => Answer::problem((**problem).clone()),
     }
 }

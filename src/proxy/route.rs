@@ -13,6 +13,7 @@ pub mod egress;
 use self::egress::Destinations;
 use super::budget::Budget;
 use super::error::{Kind, Problem};
+use super::outage::Outage;
 use crate::alarm::Alarms;
 use crate::config;
 use crate::metrics::RouteMetrics;
@@ -37,6 +38,8 @@ pub struct Route {
     pub destinations: Destinations,
     /// What bounds the waits for its upstream, its attempts and their leases.
     pub alarms: Alarms,
+    /// What its requests know of an outage of the store, over all cores.
+    pub outage: Arc<Outage>,
 }
 
 impl Route {
@@ -82,6 +85,7 @@ impl Routes {
                 index: route.index,
                 destinations: Destinations::default(),
                 alarms: Alarms::default(),
+                outage: route.outage.clone(),
             })
         });
         Routes(routes.collect())

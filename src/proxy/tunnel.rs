@@ -19,7 +19,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf, copy_bidirectional};
 use tokio::time::{Instant, sleep_until, timeout};
 
 use super::body::Held;
-use super::claim::Chain;
+use crate::chain::Chain;
+use crate::fields::{entries, list};
 use crate::shutdown::{Signal, TaskGuard};
 
 /// The protocols that a request asks for and that can be passed on, as one value of `Upgrade`.
@@ -27,17 +28,11 @@ use crate::shutdown::{Signal, TaskGuard};
 /// Never HTTP itself, in another version or under TLS: inside of such a connection requests would pass this proxy by
 /// unseen. Those are ignored, as RFC 9110 section 7.8 allows; some clients ask for `h2c` with every request.
 pub fn asked_for(head: &request::Parts) -> Option<HeaderValue> {
-    if head.version != Version::HTTP_11 || !lists(&head.headers, &CONNECTION).any(|name| is(name, "upgrade")) {
+    if head.version != Version::HTTP_11 || !list(&head.headers, &CONNECTION).any(|name| is(name, "upgrade")) {
         return None;
     }
-    let passed_on: Vec<&[u8]> = lists(&head.headers, &UPGRADE).filter(|protocol| !is_http(protocol)).collect();
+    let passed_on: Vec<&[u8]> = list(&head.headers, &UPGRADE).filter(|protocol| !is_http(protocol)).collect();
     if passed_on.is_empty() { None } else { HeaderValue::from_bytes(&passed_on.join(&b", "[..])).ok() }
-}
-
-/// The entries of a list over all lines of a field.
-fn lists<'a>(fields: &'a HeaderMap, name: &http::HeaderName) -> impl Iterator<Item = &'a [u8]> {
-    let entries = fields.get_all(name).into_iter().flat_map(|line| line.as_bytes().split(|byte| *byte == b','));
-    entries.map(<[u8]>::trim_ascii).filter(|entry| !entry.is_empty())
 }
 
 fn is(text: &[u8], word: &str) -> bool {
@@ -73,7 +68,7 @@ impl Offer {
     pub fn chosen(&self, answer: &HeaderMap) -> Option<HeaderValue> {
         let mut lines = answer.get_all(UPGRADE).iter();
         let chosen = lines.next().filter(|_| lines.next().is_none())?;
-        let mut offered = self.protocols.as_bytes().split(|byte| *byte == b',').map(<[u8]>::trim_ascii);
+        let mut offered = entries(self.protocols.as_bytes());
         offered.any(|protocol| protocol.eq_ignore_ascii_case(chosen.as_bytes())).then(|| chosen.clone())
     }
 

@@ -177,7 +177,7 @@ where
     if ended {
         turn.end();
     } else {
-        turn.is_clients(true);
+        turn.set_clients(true);
     }
     Ok(response.map(|(body, piece)| Reply { body, piece, turn }))
 }
@@ -234,7 +234,7 @@ where
         let is_last = matches!(&polled, Poll::Ready(None | Some(Err(_)))) || this.is_end_stream();
         match polled.is_ready() {
             true if is_last => this.turn.end(),
-            ready => this.turn.is_clients(ready),
+            ready => this.turn.set_clients(ready),
         }
         polled
     }

@@ -156,7 +156,7 @@ pub(super) struct StreamTurn {
 
 impl StreamTurn {
     /// Notes whether it is the client's turn, to give room for more of the answer.
-    pub(super) fn is_clients(&self, clients: bool) {
+    pub(super) fn set_clients(&self, clients: bool) {
         self.streams.state().open.insert(self.number, clients.then(Instant::now));
     }
 
@@ -230,10 +230,10 @@ mod tests {
     async fn only_the_clients_own_time_counts_against_it() {
         let streams = streams();
         let (one, other) = (streams.begin(), streams.begin());
-        one.is_clients(true);
+        one.set_clients(true);
         tokio::time::advance(59 * SECOND).await;
-        other.is_clients(true);
-        one.is_clients(false);
+        other.set_clients(true);
+        one.set_clients(false);
         tokio::time::advance(59 * SECOND).await;
         assert_eq!(streams.next(false, None), Next::Wait(Instant::now() + SECOND));
         tokio::time::advance(SECOND).await;

@@ -16,6 +16,7 @@ use rustls::{RootCertStore, ServerConfig};
 use sha2::{Digest as _, Sha256};
 use thiserror::Error;
 
+use crate::chain::Chain;
 use crate::config;
 use crate::metrics::ListenerMetrics;
 
@@ -177,21 +178,6 @@ impl Trouble {
             return false;
         }
         !std::mem::replace(&mut self.told, true)
-    }
-}
-
-/// An error with its sources.
-struct Chain<'a>(&'a dyn std::error::Error);
-
-impl std::fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "{}", self.0)?;
-        let mut source = self.0.source();
-        while let Some(error) = source {
-            write!(f, ": {error}")?;
-            source = error.source();
-        }
-        Ok(())
     }
 }
 

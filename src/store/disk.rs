@@ -97,15 +97,15 @@ impl Running {
         // The library may panic on a file that was altered behind its back.
         let tables = catch_unwind(AssertUnwindSafe(|| Tables::open(&path))).unwrap_or_else(|_| {
             let message = format!("{} cannot be opened: it is damaged", path.display());
-            Err(StoreError::new(StoreErrorKind::Unreadable, false, message))
+            Err(StoreError::without_effect(StoreErrorKind::Unreadable, message))
         })?;
         folder.seal().map_err(|error| {
             let message = format!("the folder {} cannot be written: {error}", dir.display());
-            StoreError::new(StoreErrorKind::Unreachable, false, message).because(error)
+            StoreError::without_effect(StoreErrorKind::Unreachable, message).because(error)
         })?;
         Running::with(tables, folder, tell).map_err(|error| {
             let message = format!("the records in {} cannot be opened: {error}", dir.display());
-            StoreError::new(StoreErrorKind::Unreadable, false, message).because(error)
+            StoreError::without_effect(StoreErrorKind::Unreadable, message).because(error)
         })
     }
 
@@ -139,14 +139,14 @@ impl Running {
     fn conclude<R>(&self, result: Result<R, Fault>) -> Result<R, StoreError> {
         result.map_err(|fault| {
             self.writer.break_down(&fault);
-            StoreError::new(StoreErrorKind::Broken, false, "the database on disk failed").because(fault)
+            StoreError::without_effect(StoreErrorKind::Broken, "the database on disk failed").because(fault)
         })
     }
 
     /// What the caller of a read is told that was dropped.
     fn unread(&self) -> StoreError {
         let message = self.writer.fault().unwrap_or("reading the records panicked");
-        StoreError::new(StoreErrorKind::Broken, false, message)
+        StoreError::without_effect(StoreErrorKind::Broken, message)
     }
 }
 
@@ -160,7 +160,7 @@ impl Shared {
     }
 
     fn running(&self) -> Result<Arc<Running>, StoreError> {
-        self.phase().map_err(|(kind, message)| StoreError::new(kind, false, message))
+        self.phase().map_err(|(kind, message)| StoreError::without_effect(kind, message))
     }
 
     /// Opens the folder if that is possible now. What prevents it is logged once. Blocks on the medium.

@@ -103,7 +103,7 @@ impl FromStr for Position {
         text.split_once('.')
             .and_then(|(at, id)| Some(Position { claimed_at: Timestamp(at.parse().ok()?), id: id.parse().ok()? }))
             .ok_or_else(|| {
-                StoreError::new(StoreErrorKind::BadQuery, false, "this is not the cursor of an earlier page")
+                StoreError::without_effect(StoreErrorKind::BadQuery, "this is not the cursor of an earlier page")
             })
     }
 }

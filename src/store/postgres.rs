@@ -130,7 +130,8 @@ impl PostgresStore {
     }
 
     fn limits(&self) -> Limits {
-        Limits::new(self.shared.timeout, self.shared.health.is_reachable())
+        let limits = Limits::new(self.shared.timeout);
+        if self.shared.health.is_reachable() { limits } else { limits.impatient() }
     }
 
     async fn ask(

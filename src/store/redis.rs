@@ -451,11 +451,11 @@ fn one(answer: Value) -> Result<Value, StoreError> {
 }
 
 fn odd_answer() -> StoreError {
-    StoreError::new(StoreErrorKind::Broken, false, "Redis answered with something that is not understood")
+    StoreError::without_effect(StoreErrorKind::Broken, "Redis answered with something that is not understood")
 }
 
 fn vanishing() -> StoreError {
-    StoreError::new(StoreErrorKind::Unreachable, true, "the record was gone each time its body was fetched")
+    StoreError::may_have_run(StoreErrorKind::Unreachable, "the record was gone each time its body was fetched")
 }
 
 impl Store for RedisStore {

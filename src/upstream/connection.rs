@@ -107,23 +107,20 @@ pub struct Connection {
     reused: bool,
 }
 
+/// What carries a request.
 #[derive(Debug)]
-enum Via {
+pub(super) enum Via {
     Own(Link),
     Stream(Stream),
 }
 
 impl Connection {
-    pub(super) fn fresh(link: Link, shared: Arc<Shared>) -> Connection {
-        Connection { via: Via::Own(link), shared, reused: false }
+    pub(super) fn fresh(via: Via, shared: Arc<Shared>) -> Connection {
+        Connection { via, shared, reused: false }
     }
 
-    pub(super) fn reused(link: Link, shared: Arc<Shared>) -> Connection {
-        Connection { via: Via::Own(link), shared, reused: true }
-    }
-
-    pub(super) fn stream(stream: Stream, shared: Arc<Shared>, reused: bool) -> Connection {
-        Connection { via: Via::Stream(stream), shared, reused }
+    pub(super) fn reused(via: Via, shared: Arc<Shared>) -> Connection {
+        Connection { via, shared, reused: true }
     }
 
     /// Whether it has carried a request before, so that the upstream may be about to close it.

@@ -271,6 +271,9 @@ on_shared_stores! {
         owner.answer().await.assert_executed(429);
         let answer = waiter.answer().await;
         assert_eq!(answer.assert_in_flight().field("Retry-After"), Some("1"));
+        // Not that it still runs: it does not, and no operator would find it.
+        let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+        assert!(detail.contains("has ended without an answer that is kept"), "{detail}");
         assert_eq!(world.executions(), 1);
         Request::pay().key("k-1").send(world.proxies[1].address).await.assert_executed(201);
         assert_eq!(world.executions(), 2);

@@ -254,7 +254,9 @@ async fn a_folder_that_cannot_be_made_is_tried_until_it_can() {
 }
 
 /// What an operator may do to the folder behind the back of the process that uses it.
-const TAKEN_AWAY: [(&str, fn(&Path)); 4] = [
+type TakeAway = fn(&Path);
+
+const TAKEN_AWAY: [(&str, TakeAway); 4] = [
     ("the folder is deleted", |dir| std::fs::remove_dir_all(dir).unwrap()),
     ("the folder is moved away", |dir| std::fs::rename(dir, dir.with_extension("old")).unwrap()),
     ("the records are replaced by a copy", |dir| {

@@ -19,7 +19,7 @@ fn read(path: &str) -> String {
 fn pages() -> Vec<String> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut pages = vec!["README.md".to_owned(), "CHANGELOG.md".to_owned()];
-    for folder in ["docs", "docs/guides", "examples/celery"] {
+    for folder in ["docs", "docs/guides", "examples/celery", "k8s"] {
         let names = std::fs::read_dir(root.join(folder)).unwrap().map(|entry| entry.unwrap().file_name());
         let names = names.map(|name| name.into_string().unwrap()).filter(|name| name.ends_with(".md"));
         pages.extend(names.map(|name| format!("{folder}/{name}")));

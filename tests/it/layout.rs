@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 /// Each module of `src/` and the modules of the crate that it may use, besides itself.
 const MAY_USE: &[(&str, &[&str])] = &[
     ("main", &["cli"]),
-    ("cli", &["app", "config", "telemetry"]),
+    ("cli", &["app", "chain", "config", "telemetry"]),
     (
         "app",
         &[
@@ -23,16 +23,18 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "upstream",
         ],
     ),
-    ("server", &["config", "metrics", "shutdown"]),
-    ("proxy", &["alarm", "config", "record", "store", "upstream", "metrics", "shutdown", "trace"]),
+    ("server", &["chain", "config", "metrics", "shutdown"]),
+    ("proxy", &["alarm", "chain", "config", "fields", "record", "store", "upstream", "metrics", "shutdown", "trace"]),
     ("upstream", &["config", "metrics"]),
-    ("admin", &["config", "record", "store", "metrics", "telemetry", "shutdown"]),
+    ("admin", &["config", "fields", "record", "store", "metrics", "telemetry", "shutdown"]),
     ("store", &["alarm", "record", "config::store", "metrics"]),
     ("record", &[]),
     ("config", &[]),
     ("metrics", &[]),
     ("shutdown", &[]),
     ("alarm", &[]),
+    ("chain", &[]),
+    ("fields", &[]),
     ("telemetry", &["config"]),
     ("trace", &["config", "metrics", "shutdown"]),
 ];

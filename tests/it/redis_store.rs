@@ -94,7 +94,7 @@ fn again(claim: &Claim) -> Claim {
 }
 
 fn key_of(id: &RecordId) -> String {
-    let hex = id.hex();
+    let hex = id.hex().to_string();
     format!("once:{{{}}}:r:{hex}", &hex[..2])
 }
 

@@ -309,8 +309,15 @@ on_stores! {
         let spoil = "local k = redis.call('KEYS', '*:r:*')[1] \
                      return redis.call('SETRANGE', k, 0, '\\255\\255\\255\\255')";
         world.redis().command(&["EVAL", spoil, "0"]).await;
-        assert_refused(&world.pay("k-1").await);
+        let refused = world.pay("k-1").await;
+        assert_refused(&refused);
         assert_eq!(world.executions(), 1);
+        // Who looks at it is not told to ask again: that never helps.
+        let target = format!("/records/{}", refused.json()["record"].as_str().unwrap());
+        let shown = world.proxy().admin("GET", &target, None).await;
+        shown.assert_problem(503, "store-unavailable");
+        let detail = shown.json()["detail"].as_str().unwrap().to_owned();
+        assert!(detail.contains("Asking again does not help") && !detail.contains("Ask again"), "{detail}");
         let unreadable = world.proxy().metric("onceproxy_store_errors_total", &[("kind", "unreadable")]).await;
         assert!(unreadable >= 1.0);
     }

@@ -25,7 +25,7 @@ impl Fault {
     fn happens<T: Send + 'static>(self) -> Answer<'static, T> {
         match self {
             Fault::Fails => {
-                let error = StoreError::new(StoreErrorKind::TimedOut, true, "no answer within 1s");
+                let error = StoreError::may_have_run(StoreErrorKind::TimedOut, "no answer within 1s");
                 Box::pin(async { Err(error) })
             }
             Fault::Hangs => Box::pin(std::future::pending()),

@@ -7,6 +7,7 @@ use http::HeaderMap;
 use super::super::key::pairs::{Encoded, Pair, pairs};
 use super::super::key::transcript::Transcript;
 use super::{content_type, tag};
+use crate::fields::essence;
 
 /// Adds a form; says no, adding nothing, if the body is not declared as one or its percent-encoding is broken.
 pub(super) fn add(transcript: &mut Transcript, headers: &HeaderMap, body: &[u8]) -> bool {
@@ -54,6 +55,5 @@ fn add_decoded(transcript: &mut Transcript, encoded: Encoded<'_>, text: &mut Vec
 }
 
 fn is_form(content_type: &[u8]) -> bool {
-    let essence = content_type.split(|byte| *byte == b';').next().unwrap_or_default();
-    essence.trim_ascii().eq_ignore_ascii_case(b"application/x-www-form-urlencoded")
+    essence(content_type).eq_ignore_ascii_case(b"application/x-www-form-urlencoded")
 }

@@ -3,6 +3,7 @@
 //!
 //! Separate because it is another protocol's vocabulary: it is put into HTTP's, in which the route's status lists speak.
 
+use crate::fields::essence;
 use crate::record::Response;
 
 /// What gRPC's documentation (`google.rpc.Code`) gives as the HTTP status of each code, with two exceptions: CANCELLED and
@@ -31,8 +32,8 @@ pub(super) fn judged_status(response: &Response) -> u16 {
 /// `application/grpc`, and what follows a plus. Not gRPC-Web, whose code is inside the body.
 fn is_grpc(response: &Response) -> bool {
     response.headers().any(|(name, value)| {
-        let essence = value.split(|byte| matches!(byte, b';' | b'+')).next().unwrap_or_default();
-        name == b"content-type" && essence.trim_ascii().eq_ignore_ascii_case(b"application/grpc")
+        let without_suffix = essence(value).split(|byte| *byte == b'+').next().unwrap_or_default();
+        name == b"content-type" && without_suffix.trim_ascii().eq_ignore_ascii_case(b"application/grpc")
     })
 }
 

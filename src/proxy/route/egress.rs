@@ -74,6 +74,7 @@ fn towards(route: &Arc<Route>, upstream: config::Upstream) -> Result<Arc<Route>,
         index: route.index,
         destinations: Destinations::default(),
         alarms: Alarms::default(),
+        outage: route.outage.clone(),
     });
     if known.len() >= MOST {
         known.clear();

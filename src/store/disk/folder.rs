@@ -149,7 +149,7 @@ impl Folder {
                 self.dir.display(),
                 format.chars().take(80).collect::<String>()
             );
-            return Err(StoreError::new(StoreErrorKind::Unreadable, false, message));
+            return Err(StoreError::without_effect(StoreErrorKind::Unreadable, message));
         }
         let records = fs::metadata(self.records()).map_or(0, |file| file.len());
         if records == 0 {
@@ -158,7 +158,7 @@ impl Folder {
                  the whole folder if every key may run again",
                 self.dir.display()
             );
-            return Err(StoreError::new(StoreErrorKind::Unreadable, false, message));
+            return Err(StoreError::without_effect(StoreErrorKind::Unreadable, message));
         }
         Ok(())
     }
@@ -202,10 +202,10 @@ fn held(dir: &Path, lock: &mut File) -> StoreError {
         _ => "another process".to_owned(),
     };
     let message = format!("the folder {} is held by {owner}; one process holds it at a time", dir.display());
-    StoreError::new(StoreErrorKind::Unreachable, false, message)
+    StoreError::without_effect(StoreErrorKind::Unreachable, message)
 }
 
 fn unusable(dir: &Path, error: io::Error) -> StoreError {
     let message = format!("the folder {} cannot be used: {error}", dir.display());
-    StoreError::new(StoreErrorKind::Unreachable, false, message).because(error)
+    StoreError::without_effect(StoreErrorKind::Unreachable, message).because(error)
 }

@@ -101,7 +101,7 @@ impl Tables {
         let database = database.map_err(|error| cannot_open(path, error))?;
         Tables::ready(database).map_err(|fault| {
             let message = format!("the records in {} cannot be opened", path.display());
-            StoreError::new(StoreErrorKind::Unreadable, false, message).because(fault)
+            StoreError::without_effect(StoreErrorKind::Unreadable, message).because(fault)
         })
     }
 
@@ -175,7 +175,7 @@ fn cannot_open(path: &Path, error: DatabaseError) -> StoreError {
         DatabaseError::DatabaseAlreadyOpen => StoreErrorKind::Unreachable,
         _ => StoreErrorKind::Unreadable,
     };
-    StoreError::new(kind, false, format!("{} cannot be opened: {error}", path.display())).because(error)
+    StoreError::without_effect(kind, format!("{} cannot be opened: {error}", path.display())).because(error)
 }
 
 /// One write transaction.

@@ -188,5 +188,5 @@ pub(super) fn broken(fault: &OnceLock<String>, may_have_run: bool) -> StoreError
 
 /// What the callers of one record are told when it cannot be read.
 pub(super) fn unreadable_record(id: &RecordId, unreadable: super::super::codec::Unreadable) -> StoreError {
-    StoreError::new(StoreErrorKind::Unreadable, false, format!("record {id}: {unreadable}")).because(unreadable)
+    StoreError::without_effect(StoreErrorKind::Unreadable, format!("record {id}: {unreadable}")).because(unreadable)
 }

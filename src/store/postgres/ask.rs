@@ -29,9 +29,14 @@ pub(super) struct Limits {
 }
 
 impl Limits {
-    /// From now on this long. Without patience a server that refuses connections is an error at once.
-    pub(super) fn new(timeout: Duration, patient: bool) -> Limits {
-        Limits { start: Instant::now(), timeout, patient }
+    /// From now on this long.
+    pub(super) fn new(timeout: Duration) -> Limits {
+        Limits { start: Instant::now(), timeout, patient: true }
+    }
+
+    /// The same limits for which a server that refuses connections is an error at once.
+    pub(super) fn impatient(self) -> Limits {
+        Limits { patient: false, ..self }
     }
 
     fn deadline(&self) -> Instant {
@@ -203,15 +208,10 @@ fn sqlstate(error: &Error) -> Option<String> {
 }
 
 fn is_io(error: &Error) -> bool {
-    let mut source = error.source();
-    while let Some(cause) = source {
-        if let Some(io) = cause.downcast_ref::<std::io::Error>() {
-            // rustls reports a certificate that is not trusted as an error of the stream.
-            return io.kind() != std::io::ErrorKind::InvalidData;
-        }
-        source = cause.source();
-    }
-    false
+    let mut causes = std::iter::successors(error.source(), |&cause| cause.source());
+    let io = causes.find_map(|cause| cause.downcast_ref::<std::io::Error>());
+    // rustls reports a certificate that is not trusted as an error of the stream.
+    io.is_some_and(|io| io.kind() != std::io::ErrorKind::InvalidData)
 }
 
 /// The error with what the server said, which the driver's own words leave out.

@@ -111,7 +111,7 @@ pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) ->
         Box::pin(check(shared, link, limits)).await?;
     }
     match &**shared.health.standing.load() {
-        Standing::Unfit(reason) => Err(StoreError::new(StoreErrorKind::Refused, false, reason.clone())),
+        Standing::Unfit(reason) => Err(StoreError::without_effect(StoreErrorKind::Refused, reason.clone())),
         _ => Ok(()),
     }
 }
@@ -133,7 +133,7 @@ pub(super) async fn watch_server(shared: &Shared, link: &Link) {
     let mut seen: Option<Facts> = None;
     let mut was_down = false;
     loop {
-        match check(shared, link, Limits::new(shared.timeout, false)).await {
+        match check(shared, link, Limits::new(shared.timeout).impatient()).await {
             Ok(facts) => {
                 if was_down {
                     info!(address = link.endpoint().address(), "Postgres is back");

@@ -72,7 +72,7 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
     let endpoint = Endpoint::new(config, PATIENCE, section)?;
     let statements = Statements::new(prefix, PATIENCE.as_millis());
     let link = Link::new(std::sync::Arc::new(endpoint));
-    let limits = Limits::new(PATIENCE, false);
+    let limits = Limits::new(PATIENCE).impatient();
     let before = look(&link, &statements, limits).await?;
     match before.fit() {
         unfit @ (Fit::WithoutRecords | Fit::Newer(_) | Fit::Older(_)) => {

@@ -120,7 +120,7 @@ pub(super) fn listed(row: &Row) -> Result<(RecordId, Record, Timestamp), StoreEr
 
 pub(super) fn odd_answer(source: Option<tokio_postgres::Error>) -> StoreError {
     let error =
-        StoreError::new(StoreErrorKind::Broken, false, "Postgres answered with something that is not understood");
+        StoreError::without_effect(StoreErrorKind::Broken, "Postgres answered with something that is not understood");
     match source {
         Some(source) => error.because(source),
         None => error,
@@ -128,7 +128,7 @@ pub(super) fn odd_answer(source: Option<tokio_postgres::Error>) -> StoreError {
 }
 
 fn unreadable(why: Unreadable) -> StoreError {
-    StoreError::new(StoreErrorKind::Unreadable, false, "the stored row is not a readable record").because(why)
+    StoreError::without_effect(StoreErrorKind::Unreadable, "the stored row is not a readable record").because(why)
 }
 
 fn stored(row: &Row, revision: i64) -> Result<Stored, StoreError> {

@@ -133,7 +133,7 @@ pub(super) async fn poll(shared: &Shared, link: &Link) {
         for slice in wanted.chunks(POLL_SLICE) {
             let hashes: Vec<Sixteen> = slice.iter().map(Sixteen::of).collect();
             let params: [(&(dyn ToSql + Sync), Type); 1] = [(&hashes, Type::UUID_ARRAY)];
-            let limits = Limits::new(shared.timeout, false);
+            let limits = Limits::new(shared.timeout).impatient();
             let Ok(rows) = ask(link, &shared.statements.poll, &params, limits).await else { break };
             let claimed: HashMap<Sixteen, Sixteen> =
                 rows.iter().filter_map(|row| Some((row.try_get("hash").ok()?, row.try_get("token").ok()?))).collect();

@@ -3,7 +3,7 @@
 //! Every question may be asked twice: scripts recognise the token of the attempt, the rest only reads. What an error
 //! says about the question is told by `failure`.
 
-use std::pin::{Pin, pin};
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -188,9 +188,12 @@ async fn once<'a>(
     let link = &**carrier.link.insert(held);
     carrier.was_reachable = Some(link.server().condition.is_reachable());
     if let Question::Claim(_) = question
-        && let Some(looking) = admit(link, route, *limits)?
+        && !is_fit(link)?
     {
-        looking.await?;
+        // Where servers change, another may be there at the next try.
+        let limits = if let Route::Fixed(_) = route { *limits } else { limits.of_this_try() };
+        Box::pin(health::check(link, limits)).await.map_err(Failure::Unchecked)?;
+        fits(&link.server().condition.standing())?;
     }
     let connection = match link.open() {
         Some(connection) => connection,
@@ -228,24 +231,14 @@ async fn link_of(links: &Links, shard: u8, asking: Option<&Place>) -> Result<Arc
     }
 }
 
-/// Refuses a claim on a server that might forget it. If nobody has looked at the server yet, or it was a replica then and
-/// may have been promoted, this returns the look that decides.
-#[allow(clippy::type_complexity)]
-fn admit<'a>(
-    link: &'a Link,
-    route: Route<'_>,
-    limits: Limits,
-) -> Result<Option<Pin<Box<impl Future<Output = Result<(), Failure>> + use<'a>>>>, Failure> {
+/// Refuses a claim on a server that might forget it. False if the server must be looked at first: nobody has yet, or it was
+/// a replica then and may have been promoted.
+fn is_fit(link: &Link) -> Result<bool, Failure> {
     let standing = link.server().condition.standing();
-    if !matches!(**standing, Standing::Unchecked | Standing::Replica) {
-        return fits(&standing).map(|()| None);
+    if matches!(**standing, Standing::Unchecked | Standing::Replica) {
+        return Ok(false);
     }
-    // Where servers change, another may be there at the next try.
-    let limits = if let Route::Fixed(_) = route { limits } else { limits.of_this_try() };
-    Ok(Some(Box::pin(async move {
-        health::check(link, limits).await.map_err(Failure::Unchecked)?;
-        fits(&link.server().condition.standing())
-    })))
+    fits(&standing).map(|()| true)
 }
 
 fn fits(standing: &Standing) -> Result<(), Failure> {

@@ -70,7 +70,7 @@ pub(super) async fn see(link: &Link, limits: Limits) -> Result<Facts, StoreError
         _ => Facts::default(),
     };
     if facts.is_loading {
-        return Err(StoreError::new(StoreErrorKind::Unreachable, false, "Redis is still loading its data"));
+        return Err(StoreError::without_effect(StoreErrorKind::Unreachable, "Redis is still loading its data"));
     }
     if let Some(settings) = answers.next() {
         facts.add_settings(settings);

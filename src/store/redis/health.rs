@@ -211,7 +211,7 @@ pub(super) async fn inspect(shared: &Shared, lane: &Lane, limits: Limits) -> Res
     if servers.is_empty() {
         let reason =
             shared.topology.ready().map_or_else(|reason| reason.to_string(), |()| "Redis cannot be found".into());
-        return Err(StoreError::new(StoreErrorKind::Unreachable, false, reason));
+        return Err(StoreError::without_effect(StoreErrorKind::Unreachable, reason));
     }
     let checks = servers.iter().map(|server| async move { check(&lane.to_server(server), limits).await });
     let mut reports = Vec::new();

@@ -1,5 +1,7 @@
 //! The names of keys: prefix, then the shard in literal braces, which make it the hash tag of a cluster.
 
+use uuid::fmt::Simple;
+
 use crate::record::{RecordId, Token};
 
 /// How many shards the records are spread over: one for each first byte of the hash.
@@ -52,15 +54,14 @@ impl Keys {
     /// The record; also the channel on which its changes are published.
     pub(super) fn record(&self, id: &RecordId) -> String {
         let mut key = String::new();
-        let hex = Hex::of(id.hash());
-        self.push_record(&mut key, hex.text(), ":r:");
+        self.push_record(&mut key, id.hex().encode_lower(&mut [0; Simple::LENGTH]), ":r:");
         key
     }
 
     /// The index of open records of a shard.
     pub(super) fn open_of(&self, shard: u8) -> String {
         let mut key = String::new();
-        self.push_shard(&mut key, Hex::of(&[shard]).text());
+        self.push_shard(&mut key, &format!("{shard:02x}"));
         key.push_str(":open");
         key
     }
@@ -69,8 +70,8 @@ impl Keys {
     /// index of its shard, and the tombstone that stops the token from being granted again.
     pub(super) fn names(&self, id: &RecordId, token: Option<Token>) -> Names {
         let mut text = String::with_capacity(3 * self.prefix.len() + id.route().len() + 192);
-        let hex = Hex::of(id.hash());
-        let hex = hex.text();
+        let (mut of_id, mut of_token) = ([0; Simple::LENGTH], [0; Simple::LENGTH]);
+        let hex = id.hex().encode_lower(&mut of_id);
         self.push_record(&mut text, hex, ":r:");
         let record = text.len();
         self.push_shard(&mut text, &hex[..2]);
@@ -79,7 +80,7 @@ impl Keys {
         if let Some(token) = token {
             self.push_record(&mut text, hex, ":t:");
             text.push(':');
-            text.push_str(Hex::of(token.as_bytes()).text());
+            text.push_str(token.hex().encode_lower(&mut of_token));
         }
         let tombstone = text.len();
         text.push_str(id.route());
@@ -153,27 +154,6 @@ impl Names {
     /// How many bytes all names have.
     pub(super) fn len(&self) -> usize {
         self.text.len()
-    }
-}
-
-/// At most 16 bytes as hex digits, without an allocation.
-struct Hex {
-    digits: [u8; 32],
-    length: usize,
-}
-
-impl Hex {
-    fn of(bytes: &[u8]) -> Hex {
-        const DIGITS: &[u8; 16] = b"0123456789abcdef";
-        let mut digits = [0; 32];
-        for (pair, byte) in digits.chunks_exact_mut(2).zip(bytes) {
-            pair.copy_from_slice(&[DIGITS[usize::from(byte >> 4)], DIGITS[usize::from(byte & 15)]]);
-        }
-        Hex { digits, length: 2 * bytes.len() }
-    }
-
-    fn text(&self) -> &str {
-        std::str::from_utf8(&self.digits[..self.length]).expect("hex digits are ASCII")
     }
 }
 

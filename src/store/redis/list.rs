@@ -34,7 +34,7 @@ impl Cursor {
             Some(Cursor { shard, last: Some((score, member.to_owned())) })
         };
         parsed().ok_or_else(|| {
-            StoreError::new(StoreErrorKind::BadQuery, false, "the cursor is not one that this store gave out")
+            StoreError::without_effect(StoreErrorKind::BadQuery, "the cursor is not one that this store gave out")
         })
     }
 
@@ -210,5 +210,5 @@ fn members_with_scores(answer: Value) -> Result<Vec<(String, f64)>, StoreError> 
 }
 
 fn odd_answer() -> StoreError {
-    StoreError::new(StoreErrorKind::Broken, false, "Redis answered with something that is not understood")
+    StoreError::without_effect(StoreErrorKind::Broken, "Redis answered with something that is not understood")
 }

@@ -67,12 +67,12 @@ impl Reply {
 }
 
 fn not_understood(what: impl std::fmt::Debug) -> StoreError {
-    StoreError::new(StoreErrorKind::Broken, true, format!("a script answered what is not understood: {what:?}"))
+    StoreError::may_have_run(StoreErrorKind::Broken, format!("a script answered what is not understood: {what:?}"))
 }
 
 /// A stored value that this version cannot read.
 pub(super) fn unreadable(cause: codec::Unreadable) -> StoreError {
-    StoreError::new(StoreErrorKind::Unreadable, false, "the stored value is not a readable record").because(cause)
+    StoreError::without_effect(StoreErrorKind::Unreadable, "the stored value is not a readable record").because(cause)
 }
 
 /// A completed record, whole or its head.

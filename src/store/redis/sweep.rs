@@ -254,12 +254,12 @@ impl<'a> Sweep<'a> {
 }
 
 fn odd_answer() -> StoreError {
-    StoreError::new(StoreErrorKind::Broken, false, "Redis answered the sweep with something that is not understood")
+    StoreError::without_effect(StoreErrorKind::Broken, "Redis answered the sweep with something that is not understood")
 }
 
 fn refused(value: Value) -> StoreError {
     match value.extract_error() {
-        Err(error) => StoreError::new(StoreErrorKind::Refused, false, format!("Redis refuses the sweep: {error}")),
+        Err(error) => StoreError::without_effect(StoreErrorKind::Refused, format!("Redis refuses the sweep: {error}")),
         Ok(_) => odd_answer(),
     }
 }

@@ -159,7 +159,8 @@ async fn a_duplicate_that_waits_is_woken_where_its_slot_has_moved() {
     let claim = claim_in(shard);
     owner.claim(&claim).await.unwrap();
     let mut watch = waiter.store.watch(&claim.id).await.unwrap();
-    let listens = |node: usize| cluster.nodes[node].command(&["PUBSUB", "SHARDCHANNELS"]).contains(&claim.id.hex());
+    let listens =
+        |node: usize| cluster.nodes[node].command(&["PUBSUB", "SHARDCHANNELS"]).contains(&claim.id.hex().to_string());
     eventually("it to listen where the record is", async || listens(from).then_some(())).await;
     cluster.begin_move(slot, from, to);
     cluster.end_move(slot, from, to);
