@@ -14,7 +14,6 @@ use super::lease::{Lease, Retries};
 use super::notes::Notes;
 use super::outage::{Outage, Turns};
 use super::route::Route;
-use crate::chain::Chain;
 use crate::config::{self, OnStoreError};
 use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Taken, Token};
 use crate::store::{Store, StoreError, StoreErrorKind};

@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
-use super::claim::Chain;
+use crate::chain::Chain;
 use crate::record::RecordId;
 use crate::store::StoreError;
 
