@@ -146,7 +146,7 @@ impl App {
         let admin = config.admin.listen.map(server::bind).transpose()?;
         let store = store::open(&config.store, &metrics)?;
         let traced = Signal::new();
-        let (tracer, export) = trace::start(&config.trace, metrics.spans(), &traced)?;
+        let (tracer, export) = trace::start(&config.trace, &metrics.spans(), &traced)?;
         let shared = Shared::new(&config.limits, &metrics, tracer);
         let signals = Signals { stop: shared.stopping.clone(), ..Signals::default() };
         let mut app = App {

@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn spans_beyond_the_queue_are_counted_and_gone() {
         let metrics = Metrics::new();
-        let (tracer, spans) = Tracer::new(1.0, metrics.spans().clone());
+        let (tracer, spans) = Tracer::new(1.0, metrics.spans());
         let context = tracer.place(None).unwrap();
         for _ in 0..QUEUE + 3 {
             tracer.take(Span::new("s", context, Kind::Internal, std::time::SystemTime::now()));
@@ -143,8 +143,8 @@ mod tests {
 
     #[test]
     fn the_caller_decides_for_its_own_trace() {
-        let (all, _all) = Tracer::new(1.0, Metrics::new().spans().clone());
-        let (none, _none) = Tracer::new(0.0, Metrics::new().spans().clone());
+        let (all, _all) = Tracer::new(1.0, Metrics::new().spans());
+        let (none, _none) = Tracer::new(0.0, Metrics::new().spans());
         for sampled in [true, false] {
             let parent = Context::root(if sampled { 1.0 } else { 0.0 });
             for tracer in [&all, &none] {
