@@ -7,8 +7,8 @@ use serde_json::json;
 use crate::support::tls::Authority;
 use crate::support::{Answer, Connection, Gate, Request, Script, Step, Store, World, eventually, ms, pass, reply};
 
-/// A route that gives up soon: the caller after 500 ms, the proxy after 2 s.
-const HASTY: &str = "timeout = \"500ms\"\n abandon_after = \"2s\"\n lease = \"1s\"\n on_duplicate = \"reject\"";
+/// A route that gives up soon: the caller after 1.5 s, the proxy after 3 s.
+const HASTY: &str = "timeout = \"1500ms\"\n abandon_after = \"3s\"\n lease = \"1s\"\n on_duplicate = \"reject\"";
 
 /// Repeats `k-1` while it is said to be running, and returns the first other answer.
 async fn once_settled(world: &World) -> Answer {
@@ -260,7 +260,7 @@ on_stores! {
 
 on_each_store! {
     async fn b2_a_late_answer_is_recorded_and_replayed(store) {
-        let world = World::with(store, "timeout = \"500ms\"\n lease = \"1s\"\n on_duplicate = \"reject\"").await;
+        let world = World::with(store, "timeout = \"2s\"\n lease = \"1s\"\n on_duplicate = \"reject\"").await;
         let gate = Gate::new();
         world.upstream.next(reply(201).body("late").behind(&gate));
         let first = world.pay("k-1").await;
@@ -276,7 +276,7 @@ on_each_store! {
     }
 
     async fn b2_a_duplicate_that_waits_gets_the_late_answer(store) {
-        let world = World::with(store, "timeout = \"500ms\"\n lease = \"1s\"").await;
+        let world = World::with(store, "timeout = \"2s\"\n lease = \"1s\"").await;
         let gate = Gate::new();
         world.upstream.next(reply(201).body("late").behind(&gate));
         world.pay("k-1").await.assert_problem(504, "outcome-unknown");
@@ -391,7 +391,7 @@ on_each_store! {
     }
 
     async fn b7_not_executed_is_refused_while_the_attempt_may_run(store) {
-        let world = World::with(store, "timeout = \"300ms\"\n lease = \"1s\"").await;
+        let world = World::with(store, "timeout = \"2s\"\n lease = \"1s\"").await;
         let gate = Gate::new();
         world.upstream.next(Script::close().behind(&gate));
         world.pay("k-1").await.assert_problem(504, "outcome-unknown");

@@ -104,10 +104,11 @@ on_shared_stores! {
     }
 
     async fn g2_whoever_was_told_that_nothing_was_sent_was_told_the_truth(store) {
-        let world = World::build(store).relayed().route("timeout = \"300ms\"\n lease = \"30s\"").start().await;
+        let builder = World::build(store).relayed().store("timeout = \"20s\"");
+        let world = builder.route("timeout = \"2s\"\n lease = \"30s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);
         // The store grants the claim, but says so only when the caller has gone.
-        world.relay().delay(ms(1000));
+        world.relay().delay(ms(3000));
         assert_refused(&world.pay("k-1").await);
         world.relay().delay(Duration::ZERO);
         once_back(&world).await.assert_executed(201);

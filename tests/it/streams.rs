@@ -101,10 +101,10 @@ on_each_store! {
     }
 
     async fn f3_a_stream_may_last_longer_than_the_proxy_listens_for_an_answer(store) {
-        let world = World::with(store, "timeout = \"500ms\"\n abandon_after = \"1s\"\n lease = \"1s\"").await;
+        let world = World::with(store, "timeout = \"1500ms\"\n abandon_after = \"2s\"\n lease = \"1s\"").await;
         let mut steps = vec![bytes("HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n")];
         for n in 0..5 {
-            steps.extend([bytes(format!("data: {n}\n\n")), Step::Pause(ms(400))]);
+            steps.extend([bytes(format!("data: {n}\n\n")), Step::Pause(ms(600))]);
         }
         steps.extend([bytes("data: last\n\n"), Step::Close]);
         world.upstream.next(Script(steps));

@@ -205,7 +205,7 @@ async fn everyone_in_a_failed_batch_and_behind_it_is_told() {
 
 #[tokio::test]
 async fn a_slow_medium_is_a_timeout_and_the_repeated_claim_recognises_itself() {
-    let world = World::with_timeout(Duration::from_millis(50));
+    let world = World::with_timeout(Duration::from_secs(2));
     world.medium.hold(true);
     let claim = claim();
     let error = world.disk.claim(&claim).await.unwrap_err();
