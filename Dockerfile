@@ -4,7 +4,7 @@
 # own target is the static musl one: no cross compiler, and no target to be downloaded.
 
 FROM rust:1.95-alpine AS build
-# The C compiler is for `ring`, the only dependency with code that is not Rust.
+# The C compiler is for `ring` and mimalloc, the only dependencies with code that is not Rust.
 RUN apk add --no-cache build-base ca-certificates
 ARG TARGETARCH
 RUN case "$TARGETARCH" in \
