@@ -6,7 +6,7 @@ IMAGE ?= onceproxy:0.1.0
 # Most tests wait for clocks and for other processes, so that there may be more of them than processors.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 
-.PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench fuzz check fmt clippy doc deps schema image static dist clean
+.PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench bench-limit fuzz check fmt clippy doc deps schema image static optimized dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -39,6 +39,12 @@ test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .
 bench: build ## Beside nginx, HAProxy and a hand-written layer (ARGS=--long: growth); cargo bench --bench parts, or disk: only those.
 	./scripts/install-bench-packages
 	python3 benches/run.py $${CARGO_TARGET_DIR:-target}/release/onceproxy $(ARGS)
+
+bench-limit: build ## The same, and beside it the optimized build and the least that a proxy on these libraries can do.
+	./scripts/install-bench-packages
+	$(CARGO) build --release --locked --example limit
+	optimized="$$(./scripts/build-optimized)" && cd $${CARGO_TARGET_DIR:-target}/release \
+	    && python3 $(CURDIR)/benches/run.py onceproxy --optimized "$$optimized" --limit examples/limit $(ARGS)
 
 test-celery: deps ## A Celery worker that is killed and cut off, with the proxy and without; the guides; makes .venv with Celery.
 	./scripts/install-celery
@@ -77,11 +83,14 @@ static: ## A static binary, run as the image would run it; prints its path and s
 	binary="$$(./scripts/build-static)" && ls -l "$$binary" \
 	    && ONCEPROXY_BIN="$$binary" ONCEPROXY_STATIC="$$binary" .venv/bin/python -m pytest -q tests/deploy/test_image.py
 
+optimized: ## The release binary, built by a profile of its own work (a quarter less user time); prints its path.
+	./scripts/build-optimized
+
 schema: ## Writes config.schema.json anew, after a change of the settings.
 	$(CARGO) test --locked --quiet --lib -- --ignored write_the_schema_for_editors
 
-dist: ## The release archive: static binary, manual pages, completions, schema, documents; prints its path.
-	./scripts/dist
+dist: ## The release archive: static binary (or BINARY=), manual pages, completions, schema, documents; prints its path.
+	./scripts/dist $(BINARY)
 
 clean:
 	$(CARGO) clean

@@ -70,11 +70,13 @@ def spread(middle):
 
 
 def _plan(world):
-    plan = [(PLAIN, server) for server in [world.nginx, world.haproxy, world.once, world.nginx_unix, world.once_unix]]
-    keyed = [world.once, world.lua, world.once_unix, world.once_memory, world.once_disk]
-    plan += [(FIRST, server) for server in keyed] + [(KNOWN, server) for server in keyed]
-    plan += [(SAME, server) for server in [world.once, world.lua]]
-    plan += [(JOINED, world.once)]
+    once, limit = [world.once, world.optimized], world.limit
+    keyed = [world.once_memory, world.optimized_memory, world.once_disk]
+    plan = [(PLAIN, server) for server in [world.nginx, world.haproxy, limit, *once, world.nginx_unix, world.once_unix]]
+    plan += [(FIRST, server) for server in [limit, *once, world.lua, world.once_unix, *keyed]]
+    plan += [(KNOWN, server) for server in [limit, *once, world.lua, *keyed]]
+    plan += [(SAME, server) for server in [*once, world.lua]]
+    plan += [(JOINED, server) for server in once]
     return [row for row in plan if row[1]]
 
 

@@ -28,7 +28,7 @@ def main():
     options = arguments()
     resource.setrlimit(resource.RLIMIT_NOFILE, (resource.getrlimit(resource.RLIMIT_NOFILE)[1],) * 2)
     with tempfile.TemporaryDirectory(prefix="onceproxy-bench-") as folder:
-        world = start(pathlib.Path(folder), options.binary)
+        world = start(pathlib.Path(folder), options)
         try:
             failed = [part.__name__ for part in parts(options) if not done(part, world, options)]
         finally:
@@ -40,28 +40,32 @@ def main():
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("binary", help="the release binary of onceproxy")
+    parser.add_argument("--optimized", help="beside it: the binary of scripts/build-optimized")
+    parser.add_argument("--limit", help="beside it: the least that a proxy can do, the example `limit`")
     parser.add_argument("--long", action="store_true", help="more rounds, and the growth tables")
     parser.add_argument("--syscalls", action="store_true", help="only count system calls per request, by strace")
     parser.add_argument("--only", choices=[part.__name__ for part in ALL], nargs="+", help="only these parts")
     parser.add_argument("--rounds", type=int, help="3, or 5 with --long")
     parser.add_argument("--seconds", type=int, help="of one load: 2, or 3 with --long")
     options = parser.parse_args()
-    options.binary = str(pathlib.Path(options.binary).resolve())
+    for name in ["binary", "optimized", "limit"]:
+        path = getattr(options, name)
+        setattr(options, name, path and str(pathlib.Path(path).resolve()))
     options.rounds = options.rounds or (5 if options.long else 3)
     options.seconds = options.seconds or (3 if options.long else 2)
     return options
 
 
-def start(folder, binary):
+def start(folder, options):
     """Starts all that is compared. `servers` lists what must be stopped."""
-    world = types.SimpleNamespace(folder=folder, binary=binary, servers=[])
+    world = types.SimpleNamespace(folder=folder, binary=options.binary, servers=[])
 
     def add(server):
         world.servers += [server] if server else []
         return server
 
-    def once(name, store, upstream):
-        return add(servers.onceproxy(name, folder, binary, store, upstream))
+    def once(name, store, upstream, binary=options.binary):
+        return add(servers.onceproxy(name, folder, binary, store, upstream)) if binary else None
 
     try:
         world.upstream = add(servers.upstream(folder, [64, *growth.BYTES]))
@@ -71,7 +75,11 @@ def start(folder, binary):
         world.nginx_unix = add(servers.nginx_proxy("nginx-unix", folder, socket))
         world.haproxy = add(servers.haproxy(folder, upstream))
         world.lua = add(servers.lua_proxy(folder, upstream, world.redis.port))
-        world.once = once("onceproxy", f"redis://127.0.0.1:{world.redis.port}", upstream)
+        records = f"redis://127.0.0.1:{world.redis.port}"
+        world.once = once("onceproxy", records, upstream)
+        world.optimized = once("onceproxy-optimized", records, upstream, options.optimized)
+        world.optimized_memory = once("onceproxy-optimized-memory", "memory:", upstream, options.optimized)
+        world.limit = add(options.limit and servers.limit(folder, options.limit, upstream, world.redis.port))
         world.once_unix = once("onceproxy-unix", f"redis+unix://{servers.redis_socket(folder)}", socket)
         world.once_memory = once("onceproxy-memory", "memory:", upstream)
         world.once_disk = once("onceproxy-disk", f"disk:{folder}/records", upstream)

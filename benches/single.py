@@ -13,9 +13,9 @@ class Single:
     """Medians of each round, in microseconds."""
 
     def __init__(self, world, rounds, seconds):
-        plain = [world.nginx, world.haproxy, world.once, world.nginx_unix, world.once_unix]
-        plan = [(server, "none") for server in plain]
-        plan += [(server, "unique") for server in [world.once, world.lua, world.once_unix, world.once_memory]]
+        once = [world.limit, world.once, world.optimized]
+        plan = [(server, "none") for server in [world.nginx, *once, world.nginx_unix, world.once_unix]]
+        plan += [(server, "unique") for server in [*once, world.lua, world.once_unix, world.once_memory]]
         plan += [(world.once_disk, "unique"), (world.once, "same")]
         self.seen, self.trips = {}, {"TCP": [], "a Unix socket": []}
         for _ in range(rounds):
@@ -40,7 +40,7 @@ class Single:
             unix = name.endswith("-unix")
             over = self.over(name, keys, base="nginx-unix" if unix else "nginx")
             row = [name, keys, f"{p50:.0f}", f"{p99:.0f}", spread(over), "—"]
-            if keys == "unique" and name in ["onceproxy", "onceproxy-unix", "nginx-lua"]:
+            if keys == "unique" and name not in ["onceproxy-memory", "onceproxy-disk"]:
                 by, base = ("a Unix socket", "nginx-unix") if unix else ("TCP", "nginx")
                 row[-1] = spread(self.over(name, keys, 2, by, base))
             rows.append(row)

@@ -261,6 +261,13 @@ def redis_socket(folder):
     return folder / "redis.sock"
 
 
+def limit(folder, binary, upstream_port, redis_port):
+    """The least that a proxy on the same libraries can do (`limit.rs`)."""
+    port = free_port()
+    command = [binary, str(port), str(upstream_port), str(redis_port)]
+    return Server("limit", command, port, folder).wait_until_listening()
+
+
 def onceproxy(name, folder, binary, store, upstream, tried=True, threads="auto"):
     """The product, with all settings at their defaults but the addresses; `tried` waits until it has tried its store.
 
