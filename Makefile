@@ -83,7 +83,7 @@ static: ## A static binary, run as the image would run it; prints its path and s
 	binary="$$(./scripts/build-static)" && ls -l "$$binary" \
 	    && ONCEPROXY_BIN="$$binary" ONCEPROXY_STATIC="$$binary" .venv/bin/python -m pytest -q tests/deploy/test_image.py
 
-optimized: ## The release binary, built by a profile of its own work (a quarter less user time); prints its path.
+optimized: ## The release binary, built by a profile of its own work, and faster for it; prints its path.
 	./scripts/build-optimized
 
 schema: ## Writes config.schema.json anew, after a change of the settings.
