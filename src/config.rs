@@ -40,10 +40,11 @@ mod tests;
 pub use changes::{Changed, Content, change};
 pub use effective::effective;
 pub use egress::{Allowed, Egress, Hosts};
-pub use load::{Environment, Flags, Loaded, Sources, load, load_admin};
+pub use load::{Environment, Flags, Loaded, Sources, load, load_admin, takes_colours};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
 pub use store::StoreConfig;
+pub use values::print_size;
 
 /// Everything that was set.
 #[derive(Clone, Debug)]

@@ -83,6 +83,7 @@ impl Core {
                     body::discard(&head, body);
                     self.shared.metrics.answered_without_route(RequestResult::NoRoute);
                     let response = problem.into_response();
+                    diary.taken_by_none(route::requested_host(&head));
                     diary.answered(&response, RequestResult::NoRoute);
                     return response;
                 }
@@ -105,6 +106,7 @@ impl Core {
     /// Answers a `CONNECT`, which no route takes.
     async fn connect(&self, head: &mut request::Parts, peer: Peer, notes: &Notes) -> Answer {
         let connecting = async {
+            body::check_expectation(head)?;
             let total = self.shared.in_flight.take(1).ok_or_else(|| Problem::overloaded("requests in flight"))?;
             let held: body::Held = Box::new((total, Counted::new(self.shared.metrics.tunnels())));
             let passage = Passage { peer, held, idle: self.idle_timeout, shared: &self.shared, notes };
@@ -124,7 +126,7 @@ impl Core {
         peer: Peer,
         notes: &Notes,
     ) -> Result<Answer, Problem> {
-        let found = match key_from_head(&route.config, head) {
+        let found = match body::check_expectation(head).and_then(|()| key_from_head(&route.config, head)) {
             Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer, notes).await,
             Ok(found) => found,
             Err(problem) => {

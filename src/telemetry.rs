@@ -15,7 +15,7 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::config::{Log, LogFormat, LogLevel};
+use crate::config::{self, Log, LogFormat, LogLevel};
 
 /// Why the log could not be started.
 #[derive(Debug, Error)]
@@ -27,7 +27,7 @@ pub enum StartError {
 
 /// Starts the log of the process, and has panics written to it.
 pub fn start(log: &Log) -> Result<LevelHandle, StartError> {
-    let colours = std::io::stderr().is_terminal();
+    let colours = std::io::stderr().is_terminal() && config::takes_colours();
     let (subscriber, handle) = subscriber(log, colours, std::io::stderr);
     subscriber.try_init()?;
     std::panic::set_hook(Box::new(|panic| {

@@ -90,6 +90,14 @@ impl Environment {
     }
 }
 
+/// Whether whoever looks at the terminal wants colours: `NO_COLOR` is not set, or empty (no-color.org), and `TERM` is not
+/// `dumb`. Not settings, but what all programs of a terminal go by.
+pub fn takes_colours() -> bool {
+    #[expect(clippy::disallowed_methods, reason = "this is the place that reads the environment")]
+    let [refused, terminal] = ["NO_COLOR", "TERM"].map(std::env::var_os);
+    refused.is_none_or(|value| value.is_empty()) && terminal.is_none_or(|name| name != "dumb")
+}
+
 /// Whether the name looks like a setting's and is none: a typing error, or a wish. Those that Kubernetes makes of a
 /// service's name (`ONCEPROXY_SERVICE_HOST`, `ONCEPROXY_PORT_80_TCP`) nobody wrote.
 fn is_no_setting(name: &str) -> bool {

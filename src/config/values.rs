@@ -70,7 +70,7 @@ pub(super) fn size(least: u64, most: u64) -> impl Fn(&str) -> Result<usize, Wron
 }
 
 /// A size as it is written in a file.
-pub(super) fn print_size(bytes: u64) -> String {
+pub fn print_size(bytes: u64) -> String {
     if bytes == 0 { "0B".to_owned() } else { print_quantity(bytes, &SIZE_UNITS) }
 }
 

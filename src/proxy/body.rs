@@ -9,7 +9,7 @@ mod response;
 
 use bytes::{Bytes, BytesMut};
 
-pub use self::request::{Arriving, Patience, Whole, begun, discard, read, settle};
+pub use self::request::{Arriving, Patience, Whole, begun, check_expectation, discard, read, settle};
 pub use self::response::{Body, BodyError, CutShort, Held, Stalled};
 use super::budget::{Budget, Share};
 use super::error::{Kind, Problem};

@@ -50,7 +50,7 @@ pub enum Kind {
     BodyTooLarge,
     /// The request body did not arrive in time.
     BodyTimeout,
-    /// The client waits to be told to send the body, and cannot be.
+    /// The client expects something that cannot be met: what nobody knows, or to be told to send the body over HTTP/2.
     ExpectationFailed,
     /// No route takes the request.
     NoRoute,
@@ -115,7 +115,7 @@ impl Kind {
             Kind::StoreUnavailable => "The idempotency store cannot answer",
             Kind::BodyTooLarge => "The request body is too large",
             Kind::BodyTimeout => "The request body did not arrive in time",
-            Kind::ExpectationFailed => "The request body is awaited without 100 (Continue)",
+            Kind::ExpectationFailed => "What the request expects cannot be met",
             Kind::NoRoute => "No route takes this request",
             Kind::EgressRefused => "The host may not be reached through this proxy",
             Kind::Overloaded => "Too many requests at a time",

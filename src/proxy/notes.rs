@@ -39,6 +39,8 @@ struct Noted {
     /// One moment on both clocks: spans are told in the time of day, and measured in the other.
     began: (Instant, SystemTime),
     method: Method,
+    /// Without the query, which may hold what is secret. Empty for a `CONNECT`.
+    path: String,
     /// Where a `CONNECT` wants to go: host and port, no more.
     target: Option<String>,
     /// Given where each request gets a line.
@@ -73,7 +75,6 @@ struct Traced {
 /// What a span says of the request as it came.
 #[derive(Debug)]
 struct About {
-    path: String,
     version: &'static str,
     peer: Peer,
 }
@@ -115,7 +116,7 @@ impl Notes {
                 context,
                 parent,
                 origin: OnceLock::new(),
-                about: About { path: head.uri.path().to_owned(), version: version(head.version), peer },
+                about: About { version: version(head.version), peer },
             }),
         };
         if !line && traced.is_none() {
@@ -124,6 +125,7 @@ impl Notes {
         Notes(Some(Arc::new(Noted {
             began: (Instant::now(), SystemTime::now()),
             method: head.method.clone(),
+            path: head.uri.path().to_owned(),
             target: (head.method == Method::CONNECT).then(|| head.uri.to_string()),
             id: line.then(|| request_id(&head.headers)),
             passing: if traced.is_none() { parent } else { None },

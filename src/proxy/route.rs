@@ -133,7 +133,7 @@ fn rest_of<'a>(route: &config::Route, path: &'a str) -> Option<&'a str> {
 
 /// The host that was asked for, without its port and without the dot of a name that is written out to the root: of an
 /// absolute-form target, else of the `Host` field.
-fn requested_host(head: &request::Parts) -> Option<&str> {
+pub fn requested_host(head: &request::Parts) -> Option<&str> {
     let authority = match head.uri.authority() {
         Some(authority) => authority.as_str(),
         None => head.headers.get(http::header::HOST)?.to_str().ok()?,

@@ -123,6 +123,26 @@ async fn a_client_that_waits_to_be_told_to_send_its_body_is_not_left_waiting() {
     assert!(received.iter().all(|one| one.body == b"{}" && one.field("Expect").is_none()), "{received:?}");
 }
 
+#[tokio::test]
+async fn an_unknown_expectation_is_refused_at_once() {
+    let world = World::build(Store::Memory).top("h2c = true").start().await;
+    let mut client = Client::open(&world).await;
+    for key in [Some("k-1"), None] {
+        let request = post("/v1/pay").header("expect", "something-else");
+        let request = key.map_or_else(
+            || post("/v1/pay").header("expect", "100-continue, x"),
+            |key| request.header("idempotency-key", key),
+        );
+        // Without a body, which does not come: the answer does.
+        let response = client.send(request, None);
+        let answer = Answer::read(in_time(response).await.unwrap()).await;
+        assert_eq!(answer.status, 417, "{}", answer.text());
+        assert!(answer.text().contains("urn:onceproxy:problem:expectation-failed"), "{}", answer.text());
+        assert!(answer.text().contains("other than 100-continue"), "{}", answer.text());
+    }
+    assert_eq!(world.upstream.received().len(), 0);
+}
+
 /// A gRPC service that tells what it got, in the bytes of HTTP/2.
 struct Service {
     url: String,

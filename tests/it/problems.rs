@@ -181,7 +181,36 @@ async fn body_too_large() {
     let world = World::with(Store::Memory, "max_request_body = \"1KiB\"").await;
     let long = Request::new("POST", "/pay").key("k-1").body(vec![b'x'; 2048]);
     for long in [long.clone(), long.chunked(100)] {
-        expect(413, "body-too-large", "after-correction").check(&world.send(&long).await);
+        let answer = world.send(&long).await;
+        expect(413, "body-too-large", "after-correction").check(&answer);
+        let detail = answer.json()["detail"].as_str().unwrap().to_owned();
+        assert!(detail.contains("max_request_body of this route, which is 1KiB;"), "{detail}");
+    }
+}
+
+#[tokio::test]
+async fn expectation_failed() {
+    let world = World::new(Store::Memory).await;
+    let expected = expect(417, "expectation-failed", "after-correction");
+    let unknown = ["x", "100-continue, x", "x;a=b, 100-Continue", "100-continue;a=b", "100", "200-ok=\"1\""];
+    for value in unknown {
+        expected.check(&world.send(&Request::pay().key("k-1").field("Expect", value)).await);
+        expected.check(&world.send(&Request::pay().field("Expect", value)).await);
+        expected.check(&world.send(&Request::new("GET", "/pay").field("Expect", value)).await);
+    }
+    let twice = Request::pay().key("k-1").field("Expect", "100-continue").field("Expect", "x");
+    expected.check(&world.send(&twice).await);
+    // At once: it is not waited for a body that may never come.
+    let mut connection = Connection::open(world.address()).await;
+    let whole = Request::pay().key("k-1").field("Expect", "x").to_bytes();
+    connection.write(&whole[..whole.len() - 3]).await;
+    expected.check(&connection.answer().await);
+    assert!(world.proxy().open_records("").await.is_empty());
+    assert_eq!(world.upstream.received().len(), 0, "nothing is forwarded");
+    // An empty field expects nothing, and letter case does not count.
+    for (key, value) in [("k-2", ""), ("k-3", "100-Continue"), ("k-4", "100-continue,100-CONTINUE"), ("k-5", ",")] {
+        world.send(&Request::pay().key(key).field("Expect", value)).await.assert_executed(201);
+        assert_eq!(world.upstream.last().field("Expect"), None);
     }
 }
 

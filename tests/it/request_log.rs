@@ -92,11 +92,30 @@ async fn one_whose_client_left_and_one_without_a_route_have_their_line_too() {
         (&lines[0]["result"], &lines[0]["status"], &lines[0]["route"]),
         (&"no_route".into(), &404.into(), &Value::Null)
     );
+    assert_eq!((&lines[0]["host"], &lines[0]["path"]), (&"shop.test".into(), &"/elsewhere".into()));
+    assert_eq!((&lines[1]["host"], &lines[1]["path"]), (&Value::Null, &"/pay".into()));
     assert_eq!(
         (&lines[1]["result"], &lines[1]["status"], &lines[1]["route"]),
         (&"client_left".into(), &Value::Null, &"pay".into())
     );
     assert!(lines[1]["record"].is_string());
+}
+
+#[tokio::test]
+async fn a_line_has_the_path_and_neither_query_nor_key() {
+    let world = World::build(Store::Memory).log(LOG).route("path = \"/pay\"\nkey = [\"query:id\"]").start().await;
+    world.send(&Request::pay().target("/pay/a%20b?id=sk_secret")).await.assert_executed(201);
+    let longest = format!("/{}", "x".repeat(5000));
+    for host in ["elsewhere.test:8080".to_owned(), "h".repeat(2000)] {
+        let request = Request::new("GET", &longest).set("Host", &host);
+        world.send(&request).await.assert_problem(404, "no-route");
+    }
+    let lines = lines(&world, 3).await;
+    assert_eq!((&lines[0]["path"], &lines[0]["host"]), (&"/pay/a%20b".into(), &Value::Null));
+    assert_eq!((&lines[1]["host"], &lines[1]["result"]), (&"elsewhere.test".into(), &"no_route".into()));
+    assert_eq!(lines[2]["host"], format!("{}…", "h".repeat(253)));
+    assert_eq!(lines[2]["path"], format!("{}…", &longest[..1024]));
+    assert!(!world.proxy().log().concat().contains("secret"), "the query is nobody's business");
 }
 
 #[tokio::test]
@@ -150,7 +169,7 @@ async fn the_line_for_people_has_the_same() {
         "trace_id=0af7651916cd43dd8448eb211c80319c",
         "route=\"pay\"",
         "record=pay:",
-        "method=POST status=201 result=\"executed\"",
+        "path=\"/pay\" method=POST status=201 result=\"executed\"",
         " seconds=0.",
         " store_seconds=",
         " upstream_seconds=",
@@ -175,4 +194,41 @@ fn a_build_that_makes_no_traces_refuses_a_collector() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2));
     assert!(said.contains(":2: trace.otlp_endpoint") && said.contains("--features otel"), "{said}");
+}
+
+/// What the log looks like on a terminal with these variables. The process ends by itself: its address is taken.
+fn on_a_terminal(variables: &[(&str, &str)]) -> String {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let serve = format!(
+        "{} serve --upstream http://127.0.0.1:1 --listen {} --admin-listen off --store memory:",
+        env!("CARGO_BIN_EXE_onceproxy"),
+        taken.local_addr().unwrap()
+    );
+    let output = std::process::Command::new("script")
+        .args(["--quiet", "--command", &serve, "/dev/null"])
+        .env_clear()
+        .env("PATH", "/usr/bin:/bin")
+        .envs(variables.iter().copied())
+        .stdin(std::process::Stdio::null())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(said.contains("starting"), "{said}");
+    said
+}
+
+#[test]
+fn colours_are_for_terminals_that_want_them() {
+    let (xterm, refused) = (("TERM", "xterm"), ("NO_COLOR", "1"));
+    for (variables, coloured) in [
+        (&[xterm][..], true),
+        (&[xterm, ("NO_COLOR", "")], true),
+        (&[], true),
+        (&[xterm, refused], false),
+        (&[xterm, ("NO_COLOR", "0")], false),
+        (&[("TERM", "dumb")], false),
+    ] {
+        let said = on_a_terminal(variables);
+        assert_eq!(said.contains('\u{1b}'), coloured, "{variables:?}: {said:?}");
+    }
 }

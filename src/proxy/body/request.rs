@@ -17,6 +17,8 @@ use tokio::time::Instant;
 
 use super::Pieces;
 use crate::alarm::Alarms;
+use crate::config::print_size;
+use crate::fields::list;
 use crate::proxy::budget::{Budget, Share};
 use crate::proxy::error::{Kind, Problem};
 use crate::shutdown::Signal;
@@ -78,6 +80,19 @@ impl Patience<'_> {
             }
         }
     }
+}
+
+/// Refuses what a client expects and nobody here can meet: anything but `100-continue` (RFC 9110 section 10.1.1). An empty
+/// field expects nothing.
+pub fn check_expectation(head: &request::Parts) -> Result<(), Problem> {
+    if list(&head.headers, &EXPECT).all(|expected| expected.eq_ignore_ascii_case(b"100-continue")) {
+        return Ok(());
+    }
+    Err(Problem::new(
+        Kind::ExpectationFailed,
+        "The request expects (Expect) something other than 100-continue, which this proxy cannot promise. Send the same \
+         request without that field; nothing was claimed or forwarded.",
+    ))
 }
 
 /// Reads a body to its end, within a size and a time. Request trailers of keyed requests are dropped.
@@ -230,7 +245,10 @@ fn broken() -> Problem {
 fn too_large(max: usize) -> Problem {
     Problem::new(
         Kind::BodyTooLarge,
-        format!("The request body is larger than the {max} bytes that this route takes; nothing was forwarded."),
+        format!(
+            "The request body is larger than max_request_body of this route, which is {}; nothing was claimed or forwarded.",
+            print_size(max as u64)
+        ),
     )
 }
 

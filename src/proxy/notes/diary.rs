@@ -15,12 +15,36 @@ use crate::trace::Kind;
 /// What the log and traces say of a request that nobody waited for.
 const CLIENT_LEFT: &str = "client_left";
 
+/// How much of a path stands in a line of the log.
+const LONGEST_PATH: usize = 1024;
+
+/// The longest name of the DNS.
+const LONGEST_HOST: usize = 253;
+
+/// What of a client's text stands in a line: the beginning, without what a terminal would act on.
+fn shown(text: &str, longest: usize) -> Cow<'_, str> {
+    if text.len() <= longest && !text.contains(char::is_control) {
+        return Cow::Borrowed(text);
+    }
+    let mut end = longest.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    let mut cut = text[..end].replace(char::is_control, "\u{fffd}");
+    if end < text.len() {
+        cut.push('…');
+    }
+    Cow::Owned(cut)
+}
+
 /// The open entry of one request.
 #[derive(Debug)]
 pub struct Diary {
     notes: Notes,
     line: bool,
     route: Option<Arc<str>>,
+    /// Which host was asked for, where no route takes it.
+    host: Option<String>,
     began: Instant,
 }
 
@@ -34,7 +58,7 @@ struct Answered<'a> {
 impl Diary {
     /// Opens an entry, with a line in the log or without.
     pub fn open(notes: Notes, line: bool, began: Instant) -> Diary {
-        Diary { notes, line, route: None, began }
+        Diary { notes, line, route: None, host: None, began }
     }
 
     /// The notes that the steps write.
@@ -46,6 +70,13 @@ impl Diary {
     pub fn taken_by(&mut self, route: &Arc<str>) {
         if self.notes.0.is_some() {
             self.route = Some(route.clone());
+        }
+    }
+
+    /// Says that no route took the request, and for which host it was.
+    pub fn taken_by_none(&mut self, host: Option<&str>) {
+        if self.line {
+            self.host = host.map(|host| shown(host, LONGEST_HOST).into_owned());
         }
     }
 
@@ -73,6 +104,8 @@ impl Diary {
             trace_id = noted.trace().map(|context| tracing::field::display(context.shown_trace())),
             route = self.route.as_deref(),
             record = noted.record.get().map(tracing::field::display),
+            host = self.host.as_deref(),
+            path = (!noted.path.is_empty()).then(|| shown(&noted.path, LONGEST_PATH)).as_deref(),
             method = %noted.method,
             authority = noted.target.as_deref(),
             status = answered.map(|answered| answered.status),
@@ -98,7 +131,7 @@ impl Diary {
         span.say("url.scheme", if tls { "https" } else { "http" });
         match &noted.target {
             Some(target) => span.say("onceproxy.target", target.clone()),
-            None => span.say("url.path", traced.about.path.clone()),
+            None => span.say("url.path", noted.path.clone()),
         }
         span.say("network.protocol.version", traced.about.version);
         if let Some(ip) = ip {

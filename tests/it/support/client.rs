@@ -50,6 +50,12 @@ impl Request {
         self
     }
 
+    /// This field in the place of those of its name.
+    pub(crate) fn set(mut self, name: &str, value: impl AsRef<[u8]>) -> Request {
+        self.fields.retain(|(known, _)| !known.eq_ignore_ascii_case(name));
+        self.field(name, value)
+    }
+
     /// The field `Idempotency-Key`.
     pub(crate) fn key(self, key: &str) -> Request {
         self.field("Idempotency-Key", key)
