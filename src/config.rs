@@ -23,6 +23,7 @@ mod effective;
 mod egress;
 mod load;
 mod mistakes;
+mod origins;
 mod postgres_url;
 mod presets;
 mod risks;
@@ -276,6 +277,8 @@ pub struct Route {
     pub on_store_error: OnStoreError,
     /// Fields that are recorded although they are by default not: `set-cookie` and the like. Default none.
     pub keep_headers: Vec<HeaderName>,
+    /// Origins whose pages may read problems and replays, as browsers write them. Default none: nothing is said.
+    pub cors_origins: Vec<String>,
     /// What the upstream sees of the key. Default the same.
     pub forward_key: ForwardKey,
     /// Whether the upstream sees the client's `Host`. Default true.

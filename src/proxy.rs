@@ -34,6 +34,8 @@ pub mod record;
 
 pub mod respond;
 
+pub mod cors;
+
 pub mod body;
 pub mod budget;
 mod core;
@@ -49,6 +51,7 @@ use self::budget::Counted;
 use self::claim::Looked;
 use self::core::Core;
 pub use self::core::{Proxy, UnusableRoute, reload};
+use self::cors::Cors;
 use self::error::Problem;
 use self::flights::Conclusion;
 pub use self::headers::Peer;
@@ -89,6 +92,7 @@ impl Core {
                 }
             };
             diary.taken_by(&route.config.name);
+            let cors = Cors::of(&route.config, &head);
             let answer = match egress::destination(&route, &head) {
                 Ok(route) => self.steps(&route, &mut head, body, peer, diary.notes()).await,
                 Err(problem) => {
@@ -96,7 +100,10 @@ impl Core {
                     Err(problem)
                 }
             };
-            let answer = answer.unwrap_or_else(Answer::problem);
+            let mut answer = answer.unwrap_or_else(Answer::problem);
+            if let Some(cors) = cors {
+                cors.mark(&mut answer);
+            }
             route.metrics.answered(answer.result, started.elapsed());
             diary.answered(&answer.response, answer.result);
             answer.response

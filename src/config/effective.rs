@@ -150,6 +150,7 @@ fn route(page: &mut Page, route: &Route) {
     page.size("max_response_body", route.max_response_body);
     page.text("on_store_error", word(&ON_STORE_ERROR, &route.on_store_error));
     page.texts("keep_headers", &route.keep_headers);
+    page.texts("cors_origins", &route.cors_origins);
     match &route.forward_key {
         ForwardKey::Same => page.text("forward_key", "same"),
         ForwardKey::None => page.text("forward_key", "none"),

@@ -7,6 +7,7 @@ use http::Method;
 
 use super::address::{http_proxy, print_upstream, server_name, upstream};
 use super::mistakes::{Located, wrong};
+use super::origins::origin;
 use super::presets::{Defaults, PRESETS, Preset, SENDERS, Sender};
 use super::sources::{forward_key, key_source, scope_part};
 use super::statuses::{Lists, Verdict, entry};
@@ -93,6 +94,7 @@ pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>, egress: 
         max_response_body: section.size("max_response_body", 1 << 20),
         on_store_error: section.word("on_store_error", &ON_STORE_ERROR, OnStoreError::Reject),
         keep_headers: section.texts("keep_headers", kept_field).unwrap_or_default(),
+        cors_origins: section.texts("cors_origins", origin).unwrap_or_default(),
         forward_key: section.text("forward_key", forward_key).map_or(ForwardKey::Same, |located| located.value),
         preserve_host: section.flag("preserve_host", defaults.preserve_host),
         forwarded: section.word("forwarded", &FORWARDED, defaults.forwarded),

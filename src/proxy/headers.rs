@@ -170,7 +170,7 @@ pub fn clean_trailers(trailers: &mut HeaderMap) {
 }
 
 /// Takes fields off and keeps the order of the others, which [`HeaderMap::remove`] would not.
-fn take_off(fields: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
+pub(super) fn take_off(fields: &mut HeaderMap, goes: impl Fn(&HeaderName) -> bool) {
     let mut going = fields.keys().enumerate().filter(|(_, name)| goes(name));
     match (going.next(), going.next()) {
         (None, _) => {}

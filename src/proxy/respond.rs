@@ -19,18 +19,25 @@ pub struct Answer {
     pub response: Response<Body>,
     /// The metric's label.
     pub result: RequestResult,
+    /// Whether it was made here: a problem, or the answer of another request.
+    pub is_own: bool,
 }
 
 impl Answer {
     /// A response that is counted like this.
     pub fn new(response: Response<Body>, result: RequestResult) -> Answer {
-        Answer { response, result }
+        Answer { response, result, is_own: false }
+    }
+
+    /// A response that was made here, or for another request before.
+    fn own(response: Response<Body>, result: RequestResult) -> Answer {
+        Answer { response, result, is_own: true }
     }
 
     /// A refusal.
     pub fn problem(problem: Problem) -> Answer {
         let result = problem.result();
-        Answer::new(problem.into_response(), result)
+        Answer::own(problem.into_response(), result)
     }
 
     /// Says that `Prefer: wait` was honoured.
@@ -83,7 +90,7 @@ pub fn joined(conclusion: &Conclusion) -> Answer {
                 Settled::Unprotected => CacheStatus::Bypass("store-error"),
             };
             headers::add_cache_status(answer.headers_mut(), &status);
-            Answer::new(answer, RequestResult::Joined)
+            Answer::own(answer, RequestResult::Joined)
         }
         Conclusion::Replay { replay, waited } => replayed(replay, *waited),
         Conclusion::Problem(problem) => Answer::problem((**problem).clone()),
@@ -103,7 +110,7 @@ fn replayed(replay: &Replay, waited: bool) -> Answer {
     headers::mark_replayed(answer.headers_mut());
     headers::add_age(answer.headers_mut(), replay.age);
     headers::add_cache_status(answer.headers_mut(), &status);
-    Answer::new(answer, result)
+    Answer::own(answer, result)
 }
 
 fn whole(status: u16, fields: HeaderMap, trailers: HeaderMap, body: bytes::Bytes) -> Response<Body> {

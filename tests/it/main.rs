@@ -23,6 +23,7 @@ mod redis_server;
 mod redis_store;
 mod store_check;
 
+mod browsers;
 mod claiming;
 mod crash;
 mod keys;

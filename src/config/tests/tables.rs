@@ -47,6 +47,7 @@ fn presets_differ_as_documented() {
     assert_presets("max_response_body", [r#""1MiB""#; 3]);
     assert_presets("on_store_error", [r#""reject""#; 3]);
     assert_presets("keep_headers", ["[]"; 3]);
+    assert_presets("cors_origins", ["[]"; 3]);
     assert_presets("forward_key", [r#""same""#; 3]);
     assert_presets("preserve_host", ["true", "false", "true"]);
     assert_presets("forwarded", [r#""append""#, r#""drop""#, r#""append""#]);

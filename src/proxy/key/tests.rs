@@ -41,6 +41,7 @@ fn route(key: Vec<KeySource>) -> Route {
         max_response_body: 1 << 20,
         on_store_error: config::OnStoreError::Reject,
         keep_headers: Vec::new(),
+        cors_origins: Vec::new(),
         forward_key: config::ForwardKey::Same,
         preserve_host: true,
         forwarded: config::Forwarded::Append,
