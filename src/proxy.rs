@@ -27,6 +27,7 @@ pub mod recent;
 
 pub mod connect;
 pub mod forward;
+pub mod outcome;
 pub mod pass;
 pub mod tunnel;
 

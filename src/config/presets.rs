@@ -56,7 +56,7 @@ impl Preset {
                 wait_timeout: Duration::from_secs(30),
                 statuses: Lists {
                     record: classes(&[2, 3, 4, 5]),
-                    release: statuses(&[401, 403, 407, 408, 409, 421, 425, 429, 503]),
+                    release: [statuses(&NOT_EXECUTED), statuses(&[503])].concat(),
                     unknown: statuses(&[502, 504]),
                 },
                 on_unknown: OnUnknown::Hold,
@@ -72,7 +72,7 @@ impl Preset {
                 scope: Vec::new(),
                 statuses: Lists {
                     record: classes(&[2, 3, 4]),
-                    release: statuses(&[401, 403, 407, 408, 409, 421, 425, 429]),
+                    release: statuses(&NOT_EXECUTED),
                     unknown: classes(&[5]),
                 },
                 retention: Duration::from_secs(30 * DAY),
@@ -178,6 +178,10 @@ impl Sender {
         }
     }
 }
+
+/// What an API answers before it executes: a redirect that keeps the method, so that the client comes again elsewhere; no
+/// leave; a precondition that failed and can be mended; too early, too fast, or to the wrong server.
+const NOT_EXECUTED: [u16; 15] = [307, 308, 401, 403, 407, 408, 409, 412, 417, 421, 423, 425, 428, 429, 431];
 
 fn header(name: &'static str) -> KeySource {
     KeySource::Header(HeaderName::from_static(name))

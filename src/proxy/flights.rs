@@ -13,6 +13,7 @@ use http::HeaderMap;
 use tokio::sync::Notify;
 
 use super::error::{Kind, Problem};
+use super::outcome::Head;
 use crate::record::{Fingerprint, RecordId, Replay, Response};
 
 const SHARDS: usize = 64;
@@ -60,8 +61,8 @@ impl From<Problem> for Conclusion {
 /// A whole answer of the upstream.
 #[derive(Clone, Debug)]
 pub struct Answered {
-    /// The fields as the attempt's own caller gets them.
-    pub fields: HeaderMap,
+    /// Status and fields as the attempt's own caller gets them.
+    pub head: Head,
     /// The trailers as the attempt's own caller gets them.
     pub trailers: Option<HeaderMap>,
     /// The body.

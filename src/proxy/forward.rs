@@ -4,31 +4,33 @@
 //! connection) goes out a second time, on a fresh connection, and is counted.
 
 use std::pin::pin;
-use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{CONTENT_TYPE, HeaderMap};
 use http::uri::PathAndQuery;
 use http::{Method, StatusCode, Uri, response};
-use http_body::{Body as _, Frame};
-use http_body_util::BodyExt;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, timeout};
+use http_body::Body as _;
+use tokio::time::Instant;
 
-use super::body::{self, Body, Pieces};
+use self::flow::{Streamed, flow};
+use self::gather::{Begun, Gathered, gather};
 use super::budget::Share;
 use super::error::Problem;
-use super::flights::{Conclusion, Seat};
-use super::headers::{self, CacheStatus};
+use super::headers;
 use super::lease::Lease;
 use super::notes::Sending;
+use super::outcome::{Arrived, Head, Kept, Outcome, is_grpc};
 use super::route::Route;
 use crate::chain::Chain;
-use crate::config::Verdict;
 use crate::fields::essence;
-use crate::metrics::RequestResult;
-use crate::record::{Reason, Response};
-use crate::upstream::{ConnectError, Connection, RequestBody, ResponseBody, SendError};
+use crate::record::Reason;
+use crate::upstream::{BodyError, ConnectError, Connection, RequestBody, ResponseBody, SendError};
+
+mod caller;
+mod flow;
+mod gather;
+
+pub use self::caller::{Caller, Delivery};
 
 /// A keyed request as the upstream is to see it.
 #[derive(Debug)]
@@ -55,74 +57,15 @@ impl Outgoing {
     }
 }
 
-/// The attempt's caller, as long as it is owed an answer.
-#[derive(Debug)]
-pub struct Caller(Option<oneshot::Sender<Delivery>>);
-
-/// What the attempt's caller gets.
-#[derive(Debug)]
-pub enum Delivery {
-    /// The end of the attempt.
-    Concluded(std::sync::Arc<Conclusion>),
-    /// A response that flows while the attempt goes on.
-    Flowing(Box<http::Response<Body>>, RequestResult),
-    /// Another process's attempt is running: the caller is a duplicate after all, and waits like one.
-    Elsewhere(Seat),
-}
-
-impl Caller {
-    /// The caller behind this channel.
-    pub fn new(sender: oneshot::Sender<Delivery>) -> Caller {
-        Caller(Some(sender))
-    }
-
-    /// Gives the caller its answer, and says whether it was still there.
-    pub fn deliver(&mut self, delivery: Delivery) -> bool {
-        self.0.take().is_some_and(|sender| sender.send(delivery).is_ok())
-    }
-
-    /// Whether the caller went away, or its time ended, before it was answered.
-    pub fn left(&self) -> bool {
-        self.0.as_ref().is_some_and(oneshot::Sender::is_closed)
-    }
-}
-
-/// What is known of the attempt.
-#[derive(Debug)]
-pub enum Outcome {
-    /// Certainly not one byte was sent.
-    NotSent(Problem),
-    /// A whole response arrived.
-    Answered(Box<Whole>),
-    /// A whole response arrived, and flowed to the caller without being kept.
-    Flowed(Response),
-    /// Nobody can tell.
-    Unknown(Reason, Option<Response>),
-}
-
-/// A response that was read to its end.
-#[derive(Debug)]
-pub struct Whole {
-    /// The status.
-    pub status: StatusCode,
-    /// The fields as the caller gets them.
-    pub fields: HeaderMap,
-    /// The trailers, if there were any.
-    pub trailers: Option<HeaderMap>,
-    /// The body, which counts against the budget for as long as somebody has it.
-    pub body: Bytes,
-    /// The same, for the store.
-    pub uncounted: Bytes,
-}
-
 /// Sends the request and reads the response, under the lease.
 pub async fn forward(route: &Route, lease: &Lease, outgoing: &mut Outgoing, caller: &mut Caller) -> Outcome {
     let mut sending = Sending::begin(lease.notes(), &route.config, &outgoing.method, &outgoing.target);
     let outcome = attempt(route, lease, outgoing, &mut sending, caller).await;
     match &outcome {
-        Outcome::Answered(whole) => sending.ended(Some(whole.status.as_u16()), None),
-        Outcome::Flowed(kept) => sending.ended(Some(kept.status()), None),
-        Outcome::Unknown(reason, kept) => sending.ended(kept.as_ref().map(Response::status), Some(reason.as_str())),
+        Outcome::Answered(arrived) => sending.ended(Some(arrived.head.status.as_u16()), None),
+        Outcome::Unknown(reason, head) => {
+            sending.ended(head.as_ref().map(|head| head.status.as_u16()), Some(reason.as_str()));
+        }
         Outcome::NotSent(_) => sending.ended(None, Some("not-sent")),
     }
     outcome
@@ -147,7 +90,10 @@ async fn attempt(
     };
     let outcome = match receive(route, lease, outgoing, &mut head, &mut body).await {
         Received::Over(outcome) => outcome,
-        Received::TooMuch(begun) => Box::pin(flow(route, lease, &head, begun, body, caller)).await,
+        Received::Flows { begun, is_stream } => {
+            let stream = Streamed { head: taken(&mut head, true), begun, body, is_stream };
+            Box::pin(flow(route, lease, stream, &mut outgoing.share, caller)).await
+        }
     };
     route.metrics.upstream_seconds.took(started.elapsed());
     outcome
@@ -230,12 +176,12 @@ fn unreachable(why: impl std::fmt::Display) -> Problem {
     )
 }
 
-/// A response's body, as far as it is kept.
+/// What came of a response's body before its caller has any of it.
 enum Received {
     /// It is over, or no more of it comes.
     Over(Outcome),
-    /// It is too large to be kept, or never ends; this is what came of it.
-    TooMuch(Bytes),
+    /// It goes to the caller while it arrives; this is the first of it.
+    Flows { begun: Begun, is_stream: bool },
 }
 
 async fn receive(
@@ -247,140 +193,46 @@ async fn receive(
 ) -> Received {
     if head.status == StatusCode::SWITCHING_PROTOCOLS {
         // Nobody asked for it. Passed on, it would make the caller read what follows as another protocol.
-        return Received::Over(Outcome::Unknown(Reason::Status, Some(kept_head(route, lease, head))));
+        return Received::Over(Outcome::Unknown(Reason::Status, Some(Box::new(taken(head, false)))));
     }
     let bodiless = outgoing.method == Method::HEAD || head.status == StatusCode::NOT_MODIFIED;
     let limit = route.config.max_response_body;
     let declared = body.size_hint().exact().unwrap_or(0);
-    if !bodiless && (declared > limit as u64 || is_event_stream(head)) {
-        return Received::TooMuch(Bytes::new());
+    let is_stream = !bodiless && is_stream(&head.headers);
+    if !bodiless && declared > limit as u64 {
+        return Received::Flows { begun: Begun { bytes: Bytes::new(), is_kept: false }, is_stream };
     }
-    let collected = {
-        let collecting = pin!(collect(body, limit, &mut outgoing.share));
-        route.alarms.bound(lease.abandon_at(), collecting).await
+    let gathered = {
+        let gathering = pin!(gather(body, is_stream, limit, &mut outgoing.share));
+        route.alarms.bound(lease.abandon_at(), gathering).await
     };
-    Received::Over(match collected {
-        Some(Ok(Collected::All(bytes, trailers, share))) => Outcome::Answered(Box::new(Whole {
-            status: head.status,
-            fields: headers::from_upstream(std::mem::take(&mut head.headers), head.version, bodiless),
+    Received::Over(match gathered {
+        Some(Ok(Gathered::All(bytes, trailers, share))) => Outcome::Answered(Box::new(Arrived {
+            head: taken(head, bodiless),
             trailers: trailers.map(|trailers| *trailers),
-            uncounted: bytes.clone(),
-            body: body::counted(bytes, share),
+            body: Some(Kept::new(bytes, share)),
+            is_stream,
         })),
-        Some(Ok(Collected::TooMuch(begun))) => return Received::TooMuch(begun),
-        Some(Err(error)) => {
-            tracing::warn!(record = %lease.claim().id, error = %Chain(&*error), "upstream's response broke off");
-            Outcome::Unknown(Reason::Truncated, Some(kept_head(route, lease, head)))
-        }
-        None => Outcome::Unknown(Reason::Timeout, Some(kept_head(route, lease, head))),
+        Some(Ok(Gathered::Begun(begun))) => return Received::Flows { begun, is_stream },
+        Some(Err(error)) => truncated(lease, &error, taken(head, false)),
+        None => Outcome::Unknown(Reason::Timeout, Some(Box::new(taken(head, false)))),
     })
 }
 
-fn is_event_stream(head: &response::Parts) -> bool {
-    let content_type = head.headers.get(CONTENT_TYPE);
+/// Whether an answer goes to its caller while it arrives. Nothing says of a gRPC answer whether more messages follow.
+fn is_stream(fields: &HeaderMap) -> bool {
+    let content_type = fields.get(CONTENT_TYPE);
     content_type.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(b"text/event-stream"))
+        || is_grpc(fields)
 }
 
-fn kept_head(route: &Route, lease: &Lease, head: &response::Parts) -> Response {
-    let fields = headers::from_upstream(head.headers.clone(), head.version, false);
-    headers::recorded(&route.config, head.status.as_u16(), &fields, None, None, lease.notes().origin())
+fn truncated(lease: &Lease, error: &BodyError, head: Head) -> Outcome {
+    tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream's response broke off");
+    Outcome::Unknown(Reason::Truncated, Some(Box::new(head)))
 }
 
-enum Collected {
-    All(Bytes, Option<Box<HeaderMap>>, Share),
-    TooMuch(Bytes),
-}
-
-async fn collect(
-    body: &mut ResponseBody,
-    limit: usize,
-    share: &mut Share,
-) -> Result<Collected, Box<dyn std::error::Error + Send + Sync>> {
-    let mut pieces = Pieces::default();
-    let mut trailers = None;
-    while let Some(frame) = body.frame().await {
-        match frame?.into_data() {
-            Ok(data) => {
-                let fits = pieces.len() + data.len() <= limit && share.grow(data.len());
-                pieces.push(data);
-                if !fits {
-                    return Ok(Collected::TooMuch(pieces.into_bytes()));
-                }
-            }
-            Err(frame) => trailers = headers::frame_to_pass(frame).into_trailers().ok().map(Box::new),
-        }
-    }
-    let share = share.split(pieces.len());
-    Ok(Collected::All(pieces.into_bytes(), trailers, share))
-}
-
-/// Passes a response on while it arrives. It is kept without its body, and the patience counts between bytes.
-async fn flow(
-    route: &Route,
-    lease: &Lease,
-    head: &response::Parts,
-    begun: Bytes,
-    mut body: ResponseBody,
-    caller: &mut Caller,
-) -> Outcome {
-    let kept = kept_head(route, lease, head);
-    let patience = lease.claim().abandon_after;
-    let mut relay = Relay::start(route, lease, head, caller);
-    if !begun.is_empty() {
-        relay.pass(Frame::data(begun), patience).await;
-    }
-    loop {
-        match timeout(patience, body.frame()).await {
-            Ok(None) => {
-                relay.end(patience).await;
-                return Outcome::Flowed(kept);
-            }
-            Ok(Some(Ok(frame))) => relay.pass(headers::frame_to_pass(frame), patience).await,
-            Ok(Some(Err(error))) => {
-                tracing::warn!(record = %lease.claim().id, error = %Chain(&error), "upstream's response broke off");
-                return Outcome::Unknown(Reason::Truncated, Some(kept));
-            }
-            Err(_) => return Outcome::Unknown(Reason::Timeout, Some(kept)),
-        }
-    }
-}
-
-/// Hands a flowing response to its caller, for as long as there is one. Dropped without [`Relay::end`], it breaks the
-/// caller's response off.
-struct Relay(Option<mpsc::Sender<Option<Frame<Bytes>>>>);
-
-impl Relay {
-    fn start(route: &Route, lease: &Lease, head: &response::Parts, caller: &mut Caller) -> Relay {
-        // A few frames: enough to keep both sides busy, few enough to hold a fast upstream back.
-        let (sender, receiver) = mpsc::channel(4);
-        let mut response = http::Response::new(Body::relayed(receiver));
-        *response.status_mut() = head.status;
-        *response.headers_mut() = headers::from_upstream(head.headers.clone(), head.version, true);
-        let (status, result) = match route.config.statuses.verdict(head.status.as_u16()) {
-            _ if !lease.is_protected() => (CacheStatus::Bypass("store-error"), RequestResult::Unprotected),
-            Verdict::Record => (CacheStatus::Missed(Some("response-not-retained")), RequestResult::Executed),
-            Verdict::Release => (CacheStatus::Missed(None), RequestResult::Released),
-            Verdict::Unknown => (CacheStatus::Missed(Some("outcome-unknown")), RequestResult::Unknown),
-        };
-        headers::add_cache_status(response.headers_mut(), &status);
-        let there = caller.deliver(Delivery::Flowing(Box::new(response), result));
-        Relay(there.then_some(sender))
-    }
-
-    async fn pass(&mut self, frame: Frame<Bytes>, patience: Duration) {
-        self.send(Some(frame), patience).await;
-    }
-
-    async fn end(&mut self, patience: Duration) {
-        self.send(None, patience).await;
-    }
-
-    async fn send(&mut self, frame: Option<Frame<Bytes>>, patience: Duration) {
-        // A caller that stopped reading is given up like one that left; the upstream is still listened to.
-        if let Some(sender) = &self.0
-            && !matches!(timeout(patience, sender.send(frame)).await, Ok(Ok(())))
-        {
-            self.0 = None;
-        }
-    }
+/// Takes the head as the caller gets it; with its length where the body does not give that.
+fn taken(head: &mut response::Parts, keep_length: bool) -> Head {
+    let fields = headers::from_upstream(std::mem::take(&mut head.headers), head.version, keep_length);
+    Head { status: head.status, fields }
 }

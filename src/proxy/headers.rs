@@ -37,8 +37,8 @@ const PSEUDONYM: &str = "onceproxy";
 pub enum CacheStatus {
     /// Forwarded and recorded.
     Stored,
-    /// Forwarded; not recorded, for this reason if one is worth saying.
-    Missed(Option<&'static str>),
+    /// Forwarded; not recorded, or not yet, for this reason.
+    Missed(&'static str),
     /// Replayed; kept for this long.
     Hit(Duration),
     /// Answered with a running attempt's response, which was recorded.
@@ -55,8 +55,7 @@ impl CacheStatus {
     fn to_value(self) -> HeaderValue {
         let text = match self {
             CacheStatus::Stored => return HeaderValue::from_static("onceproxy; fwd=miss; stored"),
-            CacheStatus::Missed(None) => return HeaderValue::from_static("onceproxy; fwd=miss"),
-            CacheStatus::Missed(Some(detail)) => format!("{PSEUDONYM}; fwd=miss; detail={detail}"),
+            CacheStatus::Missed(detail) => format!("{PSEUDONYM}; fwd=miss; detail={detail}"),
             CacheStatus::Hit(ttl) => format!("{PSEUDONYM}; hit; ttl={}", ttl.as_secs()),
             CacheStatus::Joined => return HeaderValue::from_static("onceproxy; hit; collapsed"),
             CacheStatus::Collapsed => return HeaderValue::from_static("onceproxy; fwd=miss; collapsed"),
@@ -377,6 +376,11 @@ pub fn from_upstream(mut fields: HeaderMap, version: Version, keep_length: bool)
     });
     add_via(&mut fields, version);
     fields
+}
+
+/// Takes the length off that [`from_upstream`] has left: the body gives it once it is whole.
+pub fn take_length(fields: &mut HeaderMap) {
+    take_off(fields, |name| *name == CONTENT_LENGTH);
 }
 
 /// Announces trailers, which are sent only if the field `Trailer` names them (RFC 9110 section 6.6.2).

@@ -102,7 +102,7 @@ impl Keyed<'_> {
         let Route { config, alarms, .. } = &**self.route;
         match alarms.bound(Instant::now() + config.timeout, pin!(receiver)).await {
             Some(Ok(Delivery::Concluded(conclusion))) => Ok(self.first(conclusion)),
-            Some(Ok(Delivery::Flowing(response, result))) => Ok(Answer::new(*response, result)),
+            Some(Ok(Delivery::Flowing(flowing))) => Ok(respond::flowing(*flowing)),
             Some(Ok(Delivery::Elsewhere(seat))) => {
                 self.let_go();
                 let joined = Box::pin(self.join(seat)).await;

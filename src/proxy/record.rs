@@ -5,20 +5,20 @@
 
 use std::sync::Arc;
 
+use bytes::Bytes;
+use http::HeaderMap;
 use tokio::time::Instant;
 
 use super::error::{Kind, Problem};
 use super::flights::{Answered, Conclusion, Settled};
-use super::forward::{Outcome, Whole};
 use super::headers;
 use super::lease::{Lease, Retries};
+use super::outcome::{self, Arrived, Head, Kept, Outcome};
 use super::route::Route;
 use crate::chain::Chain;
 use crate::config::Verdict;
 use crate::record::{CompleteReply, Reason, Response};
 use crate::store::StoreError;
-
-mod grpc;
 
 /// How the attempt ended, and the write that has not landed yet.
 #[derive(Debug)]
@@ -50,7 +50,8 @@ pub async fn record(route: &Route, lease: &Lease, outcome: Outcome) -> Ending {
             let problem = problem.about(&lease.claim().id);
             ending(problem.into(), Box::pin(release(lease)).await)
         }
-        Outcome::Unknown(reason, response) => {
+        Outcome::Unknown(reason, head) => {
+            let response = head.map(|head| stored(route, lease, &head, None, None));
             let problem = Problem::doubted(&lease.claim().id, reason, route.config.on_unknown)
                 .with_original_status(response.as_ref().map(Response::status));
             if !lease.is_protected() {
@@ -58,8 +59,7 @@ pub async fn record(route: &Route, lease: &Lease, outcome: Outcome) -> Ending {
             }
             ending(problem.into(), Box::pin(doubt(lease, reason, response)).await)
         }
-        Outcome::Answered(whole) => answered(route, lease, whole).await,
-        Outcome::Flowed(kept) => Box::pin(flowed(route, lease, kept)).await,
+        Outcome::Answered(arrived) => answered(route, lease, arrived).await,
     }
 }
 
@@ -67,15 +67,20 @@ fn ending(conclusion: Conclusion, unfinished: Option<Unfinished>) -> Ending {
     Ending { conclusion: Arc::new(conclusion), unfinished, hold: false }
 }
 
-async fn answered(route: &Route, lease: &Lease, whole: Box<Whole>) -> Ending {
-    let status = whole.status.as_u16();
-    let body = Some(whole.uncounted.clone());
-    let origin = lease.notes().origin();
-    let recorded = headers::recorded(&route.config, status, &whole.fields, whole.trailers.as_ref(), body, origin);
+/// The response as it is recorded.
+fn stored(route: &Route, lease: &Lease, head: &Head, trailers: Option<&HeaderMap>, body: Option<Bytes>) -> Response {
+    let status = head.status.as_u16();
+    headers::recorded(&route.config, status, &head.fields, trailers, body, lease.notes().origin())
+}
+
+async fn answered(route: &Route, lease: &Lease, arrived: Box<Arrived>) -> Ending {
+    let verdict = outcome::verdict(&route.config, &arrived);
+    let uncounted = arrived.body.as_ref().map(|body| body.uncounted.clone());
+    let recorded = stored(route, lease, &arrived.head, arrived.trailers.as_ref(), uncounted);
     let (settled, unfinished) = if !lease.is_protected() {
-        (Settled::Unprotected, unclaimed(route, &recorded))
+        (Settled::Unprotected, Some(unclaimed(verdict, &recorded)))
     } else {
-        match route.config.statuses.verdict(grpc::judged_status(&recorded)) {
+        match verdict {
             Verdict::Record => match complete(route, lease, &recorded).await {
                 Completed::Stored => (Settled::Stored, None),
                 Completed::WithoutBody => (Settled::NotRetained, None),
@@ -90,36 +95,26 @@ async fn answered(route: &Route, lease: &Lease, whole: Box<Whole>) -> Ending {
         }
     };
     let hold = lease.is_protected() && matches!(unfinished, Some(Unfinished::Complete(_)));
-    let Whole { fields, trailers, body, .. } = *whole;
-    let answered = Answered { fields, trailers, body, recorded, settled };
-    Ending { conclusion: Arc::new(Conclusion::Answered(Box::new(answered))), unfinished, hold }
+    let Arrived { head, trailers, body, .. } = *arrived;
+    let conclusion = match body {
+        Some(Kept { counted: body, .. }) => {
+            Conclusion::Answered(Box::new(Answered { head, trailers, body, recorded, settled }))
+        }
+        None => without_body(route, lease, settled, recorded.status()).into(),
+    };
+    Ending { conclusion: Arc::new(conclusion), unfinished, hold }
 }
 
-/// The caller has had its answer while it flowed; this is what those who joined get.
-async fn flowed(route: &Route, lease: &Lease, kept: Response) -> Ending {
+/// What those get who joined an attempt whose answer was too long to be kept; its own caller has had it while it flowed.
+fn without_body(route: &Route, lease: &Lease, settled: Settled, status: u16) -> Problem {
     let id = &lease.claim().id;
-    let status = kept.status();
-    if !lease.is_protected() {
-        return ending(Problem::not_retained(id, status).into(), unclaimed(route, &kept));
-    }
-    match route.config.statuses.verdict(status) {
-        Verdict::Record => {
-            let conclusion = Problem::not_retained(id, status).into();
-            match complete(route, lease, &kept).await {
-                Completed::Stored | Completed::WithoutBody | Completed::Lost => ending(conclusion, None),
-                Completed::Instead(conclusion) => ending(conclusion, None),
-                Completed::Failed => Ending {
-                    conclusion: Arc::new(conclusion),
-                    unfinished: Some(Unfinished::Complete(kept)),
-                    hold: true,
-                },
-            }
+    match settled {
+        Settled::Released => Problem::ended_without_record(id),
+        Settled::Doubted => {
+            Problem::doubted(id, Reason::Status, route.config.on_unknown).with_original_status(Some(status))
         }
-        Verdict::Release => ending(Problem::ended_without_record(id).into(), release(lease).await),
-        Verdict::Unknown => {
-            let on_unknown = route.config.on_unknown;
-            let problem = Problem::doubted(id, Reason::Status, on_unknown).with_original_status(Some(status));
-            ending(problem.into(), doubt(lease, Reason::Status, Some(kept)).await)
+        Settled::Stored | Settled::NotRetained | Settled::NotRecorded | Settled::Unprotected => {
+            Problem::not_retained(id, status)
         }
     }
 }
@@ -173,12 +168,12 @@ async fn doubt(lease: &Lease, reason: Reason, response: Option<Response>) -> Opt
 
 /// Without a claim there is nothing to settle, unless the claim was made after all and only its reply was lost. It is
 /// written once the caller has its answer: what does not land lapses into unknown.
-fn unclaimed(route: &Route, response: &Response) -> Option<Unfinished> {
-    Some(match route.config.statuses.verdict(grpc::judged_status(response)) {
+fn unclaimed(verdict: Verdict, response: &Response) -> Unfinished {
+    match verdict {
         Verdict::Record => Unfinished::Complete(response.clone()),
         Verdict::Release => Unfinished::Release,
         Verdict::Unknown => Unfinished::Doubt(Reason::Status, Some(response.clone())),
-    })
+    }
 }
 
 fn log(lease: &Lease, what: &'static str, error: &StoreError) {

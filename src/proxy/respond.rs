@@ -3,12 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::{HeaderMap, Response};
+use http::{HeaderMap, Response, StatusCode};
 
 use super::body::Body;
 use super::error::{Problem, recorded_status};
 use super::flights::{Answered, Conclusion, Settled};
 use super::headers::{self, CacheStatus};
+use super::outcome::{Flowing, Foreseen};
 use crate::metrics::RequestResult;
 use crate::record::Replay;
 
@@ -53,14 +54,14 @@ impl Answer {
 pub fn first(conclusion: Arc<Conclusion>) -> Answer {
     match Arc::unwrap_or_clone(conclusion) {
         Conclusion::Answered(answered) => {
-            let Answered { fields, trailers, body, recorded, settled } = *answered;
-            let mut answer = whole(recorded.status(), fields, trailers.unwrap_or_default(), body);
+            let Answered { head, trailers, body, settled, .. } = *answered;
+            let mut answer = whole(head.status, head.fields, trailers.unwrap_or_default(), body);
             let (status, result) = match settled {
                 Settled::Stored => (CacheStatus::Stored, RequestResult::Executed),
-                Settled::NotRetained => (CacheStatus::Missed(Some("response-not-retained")), RequestResult::Executed),
-                Settled::NotRecorded => (CacheStatus::Missed(Some("not-recorded")), RequestResult::Executed),
-                Settled::Released => (CacheStatus::Missed(None), RequestResult::Released),
-                Settled::Doubted => (CacheStatus::Missed(Some("outcome-unknown")), RequestResult::Unknown),
+                Settled::NotRetained => (CacheStatus::Missed("response-not-retained"), RequestResult::Executed),
+                Settled::NotRecorded => (CacheStatus::Missed("not-recorded"), RequestResult::Executed),
+                Settled::Released => (CacheStatus::Missed("released"), RequestResult::Released),
+                Settled::Doubted => (CacheStatus::Missed("outcome-unknown"), RequestResult::Unknown),
                 Settled::Unprotected => (CacheStatus::Bypass("store-error"), RequestResult::Unprotected),
             };
             headers::add_cache_status(answer.headers_mut(), &status);
@@ -71,6 +72,22 @@ pub fn first(conclusion: Arc<Conclusion>) -> Answer {
     }
 }
 
+/// Answers the attempt's own caller while the answer still arrives. Of its end only what is known can be said.
+pub fn flowing(flowing: Flowing) -> Answer {
+    let Flowing { head, body, foreseen } = flowing;
+    let mut response = Response::new(body);
+    *response.status_mut() = head.status;
+    *response.headers_mut() = head.fields;
+    let (status, result) = match foreseen {
+        Foreseen::Unprotected => (CacheStatus::Bypass("store-error"), RequestResult::Unprotected),
+        Foreseen::NotRetained => (CacheStatus::Missed("response-not-retained"), RequestResult::Executed),
+        Foreseen::Unknown => (CacheStatus::Missed("outcome-unknown"), RequestResult::Unknown),
+        Foreseen::Open => (CacheStatus::Missed("flowing"), RequestResult::Executed),
+    };
+    headers::add_cache_status(response.headers_mut(), &status);
+    Answer::new(response, result)
+}
+
 /// Answers a request that joined: like the attempt's caller, less the fields that are never replayed.
 pub fn joined(conclusion: &Conclusion) -> Answer {
     match conclusion {
@@ -78,7 +95,7 @@ pub fn joined(conclusion: &Conclusion) -> Answer {
             let recorded = &answered.recorded;
             let fields = headers::replayed(recorded.headers());
             let trailers = headers::replayed(recorded.trailers());
-            let mut answer = whole(recorded.status(), fields, trailers, answered.body.clone());
+            let mut answer = whole(recorded_status(recorded.status()), fields, trailers, answered.body.clone());
             let status = match answered.settled {
                 // An answer whose write is still being repeated is replayed from memory; it is final all the same.
                 Settled::Stored | Settled::NotRetained | Settled::NotRecorded => {
@@ -106,18 +123,19 @@ fn replayed(replay: &Replay, waited: bool) -> Answer {
     let recorded = &replay.response;
     let fields = headers::replayed(recorded.headers());
     let trailers = headers::replayed(recorded.trailers());
-    let mut answer = whole(recorded.status(), fields, trailers, recorded.body().cloned().unwrap_or_default());
+    let mut answer =
+        whole(recorded_status(recorded.status()), fields, trailers, recorded.body().cloned().unwrap_or_default());
     headers::mark_replayed(answer.headers_mut());
     headers::add_age(answer.headers_mut(), replay.age);
     headers::add_cache_status(answer.headers_mut(), &status);
     Answer::own(answer, result)
 }
 
-fn whole(status: u16, fields: HeaderMap, trailers: HeaderMap, body: bytes::Bytes) -> Response<Body> {
+fn whole(status: StatusCode, fields: HeaderMap, trailers: HeaderMap, body: bytes::Bytes) -> Response<Body> {
     let mut fields = fields;
     headers::announce_trailers(&mut fields, &trailers);
     let mut response = Response::new(Body::with_trailers(body, trailers));
-    *response.status_mut() = recorded_status(status);
+    *response.status_mut() = status;
     *response.headers_mut() = fields;
     response
 }

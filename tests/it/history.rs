@@ -157,7 +157,9 @@ pub(crate) enum Meaning {
 impl Meaning {
     pub(crate) fn of(status: u16) -> Meaning {
         match status {
-            401 | 403 | 407 | 408 | 409 | 421 | 425 | 429 | 503 => Meaning::Frees,
+            307 | 308 | 401 | 403 | 407 | 408 | 409 | 412 | 417 | 421 | 423 | 425 | 428 | 429 | 431 | 503 => {
+                Meaning::Frees
+            }
             502 | 504 => Meaning::CannotTell,
             _ => Meaning::Final,
         }

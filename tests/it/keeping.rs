@@ -13,7 +13,7 @@ on_each_store! {
         let first = world.pay("k-1").await;
         first.assert_executed(429);
         assert_eq!((first.field("Retry-After"), first.text().as_str()), (Some("7"), "slow down"));
-        assert_eq!(first.field("Cache-Status"), Some("onceproxy; fwd=miss"));
+        assert_eq!(first.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=released"));
         world.pay("k-1").await.assert_executed(201);
         world.pay("k-1").await.assert_replay(201);
         assert_eq!(world.executions(), 2);
@@ -21,13 +21,61 @@ on_each_store! {
 
     async fn e1_every_released_status_gives_the_key_back(store) {
         let world = World::new(store).await;
-        for (n, status) in [401, 403, 407, 408, 409, 421, 425, 429, 503].into_iter().enumerate() {
+        for (n, status) in [307, 308, 401, 403, 407, 408, 409, 412, 417, 421, 423, 425, 428, 429, 431, 503].into_iter().enumerate() {
             let key = format!("k-{status}");
             world.upstream.next(reply(status));
             world.pay(&key).await.assert_executed(status);
             world.pay(&key).await.assert_executed(201);
             assert_eq!(world.executions(), 2 * (n + 1));
         }
+    }
+
+    async fn e1_a_route_may_record_what_its_preset_releases(store) {
+        let world = World::with(store, "record = [\"2xx\", \"308\", \"412\"]").await;
+        for status in [308, 412] {
+            world.upstream.next(reply(status));
+            world.pay(&format!("k-{status}")).await.assert_executed(status);
+            world.pay(&format!("k-{status}")).await.assert_replay(status);
+        }
+        assert_eq!(world.executions(), 2);
+    }
+
+    async fn m1_a_redirect_that_keeps_the_method_is_followed_with_the_key(store) {
+        let world = World::new(store).await;
+        for status in [307, 308] {
+            let key = format!("k-{status}");
+            world.upstream.next(reply(status).field("Location", "/pay/"));
+            let first = world.pay(&key).await;
+            assert_eq!((first.status, first.field("Location")), (status, Some("/pay/")), "{}", first.shown());
+            assert_eq!(first.field("Cache-Status"), Some("onceproxy; fwd=miss; detail=released"));
+            let followed = Request::pay().key(&key).target("/pay/");
+            world.send(&followed).await.assert_executed(201);
+            assert_eq!(world.upstream.last().target, "/pay/");
+            world.send(&followed).await.assert_replay(201);
+        }
+        assert_eq!(world.executions(), 4);
+    }
+
+    async fn m1_a_redirect_that_changes_the_method_is_an_answer(store) {
+        let world = World::new(store).await;
+        for status in [301, 302, 303] {
+            let key = format!("k-{status}");
+            world.upstream.next(reply(status).field("Location", "/pay/1"));
+            world.pay(&key).await.assert_executed(status);
+            assert_eq!(world.pay(&key).await.assert_replay(status).field("Location"), Some("/pay/1"));
+        }
+        assert_eq!(world.executions(), 3);
+    }
+
+    async fn m2_a_precondition_that_failed_can_be_mended(store) {
+        let world = World::new(store).await;
+        world.upstream.next(reply(412));
+        let with = |etag: &str| Request::pay().key("k-1").field("If-Match", etag);
+        world.send(&with("\"old\"")).await.assert_executed(412);
+        world.send(&with("\"new\"")).await.assert_executed(201);
+        assert_eq!(world.upstream.last().field("If-Match").as_deref(), Some("\"new\""));
+        world.send(&with("\"new\"")).await.assert_replay(201);
+        assert_eq!(world.executions(), 2);
     }
 
     async fn e2_a_401_leaves_the_key_for_a_valid_token(store) {

@@ -39,8 +39,9 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("trace", &["config", "metrics", "shutdown"]),
 ];
 
-/// The steps of the proxy in the order of a request. A step may use earlier ones, never a later one.
-const STEPS: [&str; 7] = ["route", "key", "fingerprint", "claim", "forward", "record", "respond"];
+/// The steps of the proxy in the order of a request. A step may use earlier ones, never a later one. `outcome` is no step
+/// of its own: what forward finds out, record judges and respond tells.
+const STEPS: [&str; 8] = ["route", "key", "fingerprint", "claim", "outcome", "forward", "record", "respond"];
 
 /// The files in which a back-end's driver may be named.
 const DRIVERS: &[(&str, &str)] =

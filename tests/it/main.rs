@@ -10,6 +10,7 @@
 mod support;
 
 mod documents;
+
 mod history;
 mod layout;
 mod model;
@@ -35,6 +36,7 @@ mod stopping;
 mod streams;
 
 mod egress;
+mod grpc;
 mod http2_requests;
 mod http2_upstream;
 mod limits;

@@ -62,7 +62,7 @@ fn with_verdict(policy: &StatusPolicy, verdict: Verdict) -> Vec<u16> {
 
 #[test]
 fn presets_judge_statuses_as_documented() {
-    let not_executed = vec![401, 403, 407, 408, 409, 421, 425, 429];
+    let not_executed = vec![307, 308, 401, 403, 407, 408, 409, 412, 417, 421, 423, 425, 428, 429, 431];
     let api = only_route("").statuses.clone();
     assert_eq!(with_verdict(&api, Verdict::Release), [not_executed.clone(), vec![503]].concat());
     assert_eq!(with_verdict(&api, Verdict::Unknown), [502, 504]);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use http::HeaderMap;
 use http_body::{Body as _, Frame, SizeHint};
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Sleep, sleep};
 
 use crate::proxy::headers;
@@ -36,8 +36,34 @@ pub struct Body(Inner);
 #[derive(Debug)]
 enum Inner {
     Whole { data: Option<Bytes>, trailers: Option<Box<HeaderMap>> },
-    Relayed { frames: mpsc::Receiver<Option<Frame<Bytes>>>, ended: bool },
+    Relayed(Box<Relayed>),
     Upstream(Box<Passing>),
+}
+
+/// A response that a task hands over piece by piece.
+#[derive(Debug)]
+struct Relayed {
+    pieces: mpsc::Receiver<Bytes>,
+    /// Comes after the last piece, with the trailers.
+    end: oneshot::Receiver<Option<HeaderMap>>,
+    ended: bool,
+}
+
+impl Relayed {
+    fn poll_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(piece) = ready!(self.pieces.poll_recv(cx)) {
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        let end = ready!(Pin::new(&mut self.end).poll(cx));
+        self.ended = true;
+        Poll::Ready(match end {
+            Ok(trailers) => trailers.map(|trailers| Ok(Frame::trailers(trailers))),
+            Err(_) => Some(Err(CutShort.into())),
+        })
+    }
 }
 
 /// A plain response on its way through, and what must be held while it is.
@@ -79,10 +105,10 @@ impl Body {
         Body(Inner::Whole { data: Some(bytes).filter(|b| !b.is_empty()), trailers })
     }
 
-    /// A body that a task hands over piece by piece, with `None` at its end. A channel closed before that is a body cut
-    /// short, so that a task which fails never looks like one that finished.
-    pub fn relayed(frames: mpsc::Receiver<Option<Frame<Bytes>>>) -> Body {
-        Body(Inner::Relayed { frames, ended: false })
+    /// A body that a task hands over piece by piece, and then its end. Without that it is a body cut short, so that a task
+    /// which fails never looks like one that finished.
+    pub fn relayed(pieces: mpsc::Receiver<Bytes>, end: oneshot::Receiver<Option<HeaderMap>>) -> Body {
+        Body(Inner::Relayed(Box::new(Relayed { pieces, end, ended: false })))
     }
 
     /// The upstream's own body, with something to hold until it ended. It is cut off when nothing comes for `patience`.
@@ -101,18 +127,7 @@ impl http_body::Body for Body {
                 let frame = data.take().map(Frame::data).or_else(|| trailers.take().map(|t| Frame::trailers(*t)));
                 Poll::Ready(frame.map(Ok))
             }
-            Inner::Relayed { ended: true, .. } => Poll::Ready(None),
-            Inner::Relayed { frames, ended } => frames.poll_recv(cx).map(|received| match received {
-                Some(Some(frame)) => Some(Ok(frame)),
-                Some(None) => {
-                    *ended = true;
-                    None
-                }
-                None => {
-                    *ended = true;
-                    Some(Err(CutShort.into()))
-                }
-            }),
+            Inner::Relayed(relayed) => relayed.poll_frame(cx),
             Inner::Upstream(passing) => passing.poll_frame(cx),
         }
     }
@@ -120,7 +135,7 @@ impl http_body::Body for Body {
     fn is_end_stream(&self) -> bool {
         match &self.0 {
             Inner::Whole { data, trailers } => data.is_none() && trailers.is_none(),
-            Inner::Relayed { ended, .. } => *ended,
+            Inner::Relayed(relayed) => relayed.ended,
             Inner::Upstream(passing) => passing.body.is_end_stream(),
         }
     }
@@ -129,7 +144,7 @@ impl http_body::Body for Body {
         match &self.0 {
             // With trailers the length is left open: they can only be sent in a chunked body.
             Inner::Whole { data, trailers: None } => SizeHint::with_exact(data.as_ref().map_or(0, |d| d.len() as u64)),
-            Inner::Whole { .. } | Inner::Relayed { .. } => SizeHint::default(),
+            Inner::Whole { .. } | Inner::Relayed(_) => SizeHint::default(),
             Inner::Upstream(passing) => passing.body.size_hint(),
         }
     }

@@ -3,8 +3,12 @@
 //!
 //! Separate because it is another protocol's vocabulary: it is put into HTTP's, in which the route's status lists speak.
 
+use http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
+
+use super::Head;
 use crate::fields::essence;
-use crate::record::Response;
+
+const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
 /// What gRPC's documentation (`google.rpc.Code`) gives as the HTTP status of each code, with two exceptions: CANCELLED and
 /// UNAVAILABLE say nothing of whether the call ran (a handler that lost its own database answers so), and so they are put
@@ -13,15 +17,16 @@ const STATUSES: [u16; 17] = [200, 504, 500, 400, 504, 404, 409, 403, 429, 400, 4
 /// Of an answer without a readable code: it is cut off or not gRPC.
 const NO_CODE: u16 = 502;
 
-/// The HTTP status by which this response is judged: its own, unless it is a gRPC answer.
-pub(super) fn judged_status(response: &Response) -> u16 {
-    if response.status() != 200 || !is_grpc(response) {
-        return response.status();
+/// The HTTP status by which an answer is judged: its own, unless it is a gRPC answer.
+pub(super) fn judged_status(head: &Head, trailers: Option<&HeaderMap>) -> u16 {
+    if !judges(head) {
+        return head.status.as_u16();
     }
-    let mut codes = response.trailers().chain(response.headers()).filter(|(name, _)| *name == b"grpc-status");
+    let trailers = trailers.into_iter().flat_map(|fields| fields.get_all(GRPC_STATUS));
+    let mut codes = trailers.chain(head.fields.get_all(GRPC_STATUS));
     match (codes.next(), codes.next()) {
-        (Some((_, code)), None) => {
-            let code = std::str::from_utf8(code).ok().and_then(|code| code.parse::<usize>().ok());
+        (Some(code), None) => {
+            let code = code.to_str().ok().and_then(|code| code.parse::<usize>().ok());
             code.and_then(|code| STATUSES.get(code).copied()).unwrap_or(NO_CODE)
         }
         // Two codes could be read differently by two readers.
@@ -29,25 +34,37 @@ pub(super) fn judged_status(response: &Response) -> u16 {
     }
 }
 
-/// `application/grpc`, and what follows a plus. Not gRPC-Web, whose code is inside the body.
-fn is_grpc(response: &Response) -> bool {
-    response.headers().any(|(name, value)| {
-        let without_suffix = essence(value).split(|byte| *byte == b'+').next().unwrap_or_default();
-        name == b"content-type" && without_suffix.trim_ascii().eq_ignore_ascii_case(b"application/grpc")
+/// Whether a code decides, and not the status.
+pub(super) fn judges(head: &Head) -> bool {
+    head.status == 200 && is_grpc(&head.fields)
+}
+
+/// Whether an answer is `application/grpc`, or that and what follows a plus. Not gRPC-Web, whose code is inside the body.
+pub fn is_grpc(fields: &HeaderMap) -> bool {
+    fields.get_all(CONTENT_TYPE).iter().any(|value| {
+        let without_suffix = essence(value.as_bytes()).split(|byte| *byte == b'+').next().unwrap_or_default();
+        without_suffix.trim_ascii().eq_ignore_ascii_case(b"application/grpc")
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use http::StatusCode;
+    use http::header::HeaderValue;
+
     use super::*;
 
     type Field = (&'static str, &'static str);
 
     fn judged(status: u16, headers: &[Field], trailers: &[Field]) -> u16 {
-        let bytes = |fields: &[Field]| -> Vec<_> {
-            fields.iter().map(|(name, value)| (name.as_bytes(), value.as_bytes())).collect()
+        let map = |fields: &[Field]| {
+            fields.iter().fold(HeaderMap::new(), |mut map, (name, value)| {
+                map.append(*name, HeaderValue::from_static(value));
+                map
+            })
         };
-        judged_status(&Response::new(status, bytes(headers), bytes(trailers), None))
+        let head = Head { status: StatusCode::from_u16(status).unwrap(), fields: map(headers) };
+        judged_status(&head, Some(&map(trailers)))
     }
 
     const GRPC: Field = ("content-type", "application/grpc+proto");
