@@ -16,13 +16,12 @@ use self::reload::Reloader;
 use crate::admin::{self, AdminState};
 use crate::config::{self, Config, Loaded, Sources};
 use crate::metrics::Metrics;
-use crate::proxy::{self, Proxy, Shared};
+use crate::proxy::{self, Proxy, RouteFault, Shared};
 use crate::server::{self, BindError, CertificateError, Door, Inbox, Listener};
 use crate::shutdown::{Ready, Signal, TaskGuard, Tasks};
 use crate::store::{self, OpenError, Opened};
 use crate::telemetry::{self, LevelHandle};
 use crate::trace;
-use crate::upstream::TlsSetupError;
 
 mod files;
 mod preflight;
@@ -49,13 +48,13 @@ pub enum RunError {
     /// The store's settings can never work.
     #[error("cannot open the store")]
     Store(#[from] OpenError),
-    /// The certificates for an upstream cannot be read.
-    #[error("cannot prepare TLS to the upstream of route `{route}`")]
-    Upstream {
+    /// The certificates or secrets of a route cannot be used.
+    #[error("cannot prepare route `{route}`")]
+    Route {
         /// The route.
         route: String,
         /// What is wrong.
-        source: Box<TlsSetupError>,
+        source: Box<RouteFault>,
     },
     /// Nothing can be accepted any more; what ran was ended in order.
     #[error("cannot accept connections any more")]
@@ -76,7 +75,7 @@ pub enum RunError {
 impl RunError {
     /// Whether other settings would mend it.
     pub fn is_wrong_settings(&self) -> bool {
-        matches!(self, RunError::Store(_) | RunError::Certificate(_) | RunError::Upstream { .. } | RunError::Trace(_))
+        matches!(self, RunError::Store(_) | RunError::Certificate(_) | RunError::Route { .. } | RunError::Trace(_))
     }
 }
 
@@ -166,7 +165,7 @@ impl App {
             config,
         };
         let first = Proxy::new(&app.config, &app.shared, app.store.store.for_core())
-            .map_err(|(route, source)| RunError::Upstream { route, source: Box::new(source) })?;
+            .map_err(|(route, source)| RunError::Route { route, source: Box::new(source) })?;
         for number in 1..app.config.threads {
             app.start_core(number, first.for_another_core())?;
         }

@@ -16,6 +16,7 @@ use secrecy::SecretString;
 
 pub mod statuses;
 pub mod store;
+pub mod verify;
 
 mod address;
 mod changes;
@@ -29,6 +30,7 @@ mod presets;
 mod risks;
 mod route;
 mod sections;
+mod signed;
 mod socket_url;
 mod sources;
 mod store_url;
@@ -46,6 +48,7 @@ pub use mistakes::{Mistake, Mistakes, Origin, Warning};
 pub use statuses::{StatusPolicy, Verdict};
 pub use store::StoreConfig;
 pub use values::print_size;
+pub use verify::Verify;
 
 /// Everything that was set.
 #[derive(Clone, Debug)]
@@ -246,6 +249,8 @@ pub struct Route {
     pub max_key_length: usize,
     /// The request parts that separate callers.
     pub scope: Vec<ScopePart>,
+    /// How the sender of webhooks proves itself; `None` demands nothing. Default none.
+    pub verify: Option<Verify>,
     /// What makes two requests the same.
     pub fingerprint: Fingerprint,
     /// What a duplicate of a running attempt gets. Default wait.

@@ -15,12 +15,12 @@ mod handles;
 mod labels;
 mod spread;
 
-pub use handles::{ListenerMetrics, RouteMetrics, SpanMetrics, StoreOperationMetrics};
+pub use handles::{ListenerMetrics, RouteMetrics, SignatureMetrics, SpanMetrics, StoreOperationMetrics};
+pub use labels::{Forgery, Reload, RequestResult};
 use labels::{
-    OperationKindLabels, OperationLabel, ReloadLabel, RouteLabel, RouteResultLabels, SpanResultLabel, StateLabel,
-    VersionLabel,
+    ForgeryLabels, OperationKindLabels, OperationLabel, ReloadLabel, RouteLabel, RouteResultLabels, SpanResultLabel,
+    StateLabel, VersionLabel,
 };
-pub use labels::{Reload, RequestResult};
 pub use spread::{Count, Histogram};
 
 // From half a millisecond, what a local store takes, to the ten minutes a payment may be listened for.
@@ -77,6 +77,7 @@ pub struct Metrics {
     policy_changed: Family<RouteLabel, Counter>,
     new_key_same_request: Family<RouteLabel, Counter>,
     same_request_new_scope: Family<RouteLabel, Counter>,
+    signatures_rejected: Family<ForgeryLabels, Counter>,
     records_open: Family<StateLabel, Gauge>,
     store_seconds: HistogramFamily<OperationLabel>,
     store_errors: Family<OperationKindLabels, Counter>,
@@ -137,6 +138,8 @@ impl Metrics {
                 "same_request_new_scope",
                 "Requests equal to one of the last minutes, key included, under another scope",
             ),
+            signatures_rejected: r
+                .of("signatures_rejected", "Webhook deliveries refused because their signature does not hold, by why"),
             records_open: r.of("records_open", "Open records in the store, by state"),
             store_seconds: r.seconds("store", "Time of a store operation", Family::new_with_constructor(seconds)),
             store_errors: r.of("store_errors", "Store operations that failed, by kind"),
@@ -209,6 +212,12 @@ impl Metrics {
             new_key_same_request: self.new_key_same_request.get_or_create_owned(&label),
             same_request_new_scope: self.same_request_new_scope.get_or_create_owned(&label),
         }
+    }
+
+    /// What is counted of the signatures of one route. Each reason shows before the first of its kind.
+    pub fn signatures(&self, route: &str) -> SignatureMetrics {
+        let of = |why| ForgeryLabels { route: route.to_owned(), why };
+        SignatureMetrics(Forgery::ALL.map(|why| self.signatures_rejected.get_or_create_owned(&of(why))))
     }
 
     /// Tunnels (`CONNECT`) that are open now, or being opened.

@@ -41,6 +41,7 @@ pub mod body;
 pub mod budget;
 mod core;
 pub mod error;
+mod guard;
 pub mod headers;
 pub mod in_flight;
 pub mod notes;
@@ -51,10 +52,11 @@ use self::body::{Body, Patience};
 use self::budget::Counted;
 use self::claim::Looked;
 use self::core::Core;
-pub use self::core::{Proxy, UnusableRoute, reload};
+pub use self::core::{Proxy, RouteFault, UnusableRoute, reload};
 use self::cors::Cors;
 use self::error::Problem;
 use self::flights::Conclusion;
+pub use self::guard::{SecretFault, check_secrets};
 pub use self::headers::Peer;
 use self::in_flight::InFlight;
 pub use self::key::ClientName;
@@ -135,7 +137,9 @@ impl Core {
         notes: &Notes,
     ) -> Result<Answer, Problem> {
         let found = match body::check_expectation(head).and_then(|()| key_from_head(&route.config, head)) {
-            Ok(Found::Absent) => return self.pass(route, head, Plain::Coming(body), peer, notes).await,
+            Ok(Found::Absent) if !route.guard.verifies_method(&route.config, &head.method) => {
+                return self.pass(route, head, Plain::Coming(body), peer, notes).await;
+            }
             Ok(found) => found,
             Err(problem) => {
                 body::discard(head, body);
@@ -146,7 +150,7 @@ impl Core {
         Box::pin(self.protect(route, head, found, body, peer, notes)).await
     }
 
-    /// The life of a request that may have a key.
+    /// The life of a request that may have a key, or must show who sent it.
     async fn protect(
         &self,
         route: &Arc<Route>,
@@ -166,6 +170,7 @@ impl Core {
         let max = route.config.max_request_body;
         let patience = Patience { within: self.body_timeout, stopping: &self.shared.stopping, alarms: &self.bodies };
         let body = body::read(head, body, max, patience, &self.shared.buffered).await?;
+        route.guard.verify(head, peer, &body.bytes)?;
         let fingerprint = self.policies[route.index].fingerprint(head, &body.bytes)?;
         let key = match found {
             Found::Key(key) => Some(key),
@@ -200,7 +205,8 @@ impl Core {
         notes: &Notes,
     ) -> Option<Answer> {
         let policy = &self.policies[route.index];
-        if !policy.ignores_body() || tunnel::asked_for(head).is_some() {
+        // A signature is one over the body.
+        if !policy.ignores_body() || route.guard.verifies() || tunnel::asked_for(head).is_some() {
             return None;
         }
         let fingerprint = policy.fingerprint(head, &[]).ok()?;

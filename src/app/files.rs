@@ -1,11 +1,12 @@
-//! The files that the settings name (certificates, keys, authorities), read as a start would read them.
+//! The files that the settings name (certificates, keys, authorities, secrets), read as a start would read them.
 //!
 //! Separate from the start because a check goes on after the first fault, and binds, opens and connects to nothing.
 
 use crate::config::Config;
+use crate::proxy::{self, RouteFault};
 use crate::server::{self, CertificateError};
 use crate::store::{self, OpenError};
-use crate::upstream::{self, TlsSetupError};
+use crate::upstream;
 
 /// Files that a start would refuse, and why.
 #[derive(Debug, thiserror::Error)]
@@ -16,13 +17,13 @@ pub enum FileFault {
     /// Those of `[store]` or `[second_line]`.
     #[error(transparent)]
     Store(#[from] OpenError),
-    /// Those of a route's upstream.
+    /// Those of a route.
     #[error("route.{route}")]
-    Upstream {
+    Route {
         /// The route's name.
         route: String,
         /// What is wrong.
-        source: Box<TlsSetupError>,
+        source: Box<RouteFault>,
     },
 }
 
@@ -30,9 +31,12 @@ pub enum FileFault {
 pub fn check_files(config: &Config) -> Vec<FileFault> {
     let listeners = config.tls.iter().flat_map(server::faults).map(FileFault::from);
     let stores = store::check_files(&config.store).into_iter().map(FileFault::from);
-    let upstreams = config.routes.iter().filter_map(|route| {
-        let source = Box::new(upstream::check_files(&route.upstream).err()?);
-        Some(FileFault::Upstream { route: route.name.to_string(), source })
+    let routes = config.routes.iter().flat_map(|route| {
+        let upstream = upstream::check_files(&route.upstream).err().map(RouteFault::from);
+        let secrets = proxy::check_secrets(route).err().map(RouteFault::from);
+        let name = route.name.to_string();
+        let faults = upstream.into_iter().chain(secrets);
+        faults.map(move |source| FileFault::Route { route: name.clone(), source: Box::new(source) })
     });
-    listeners.chain(stores).chain(upstreams).collect()
+    listeners.chain(stores).chain(routes).collect()
 }

@@ -1,13 +1,14 @@
 //! Reload: other settings for a running process, at SIGHUP or when the file holds something else.
 //!
-//! Certificates of upstreams are looked at as well, and taken under the settings in force when they change.
+//! Certificates of upstreams and secrets of senders are looked at as well, and taken under the settings in force when they
+//! change.
 //!
 //! All or nothing: settings with a mistake change nothing, and say why. What a process cannot change while it runs is
 //! named in a warning. Requests under way are not touched: see [`crate::proxy::reload`].
 
 use std::collections::HashMap;
 use std::convert::Infallible;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::{RunError, system};
 use crate::admin;
+use crate::chain::Chain;
 use crate::config::{self, Changed, Config, Content, Loaded, Mistakes, Sources};
 use crate::metrics::{Metrics, Reload};
 use crate::proxy::{self, Proxy, UnusableRoute};
@@ -31,8 +33,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 enum ReloadError {
     #[error("{0}")]
     Mistakes(Mistakes),
-    #[error("cannot prepare TLS to the upstream of route `{}`", .0.0)]
-    Upstream(Box<UnusableRoute>),
+    #[error("cannot prepare route `{}`", .0.0)]
+    Route(Box<UnusableRoute>),
     #[error("reading them failed")]
     Panicked(#[from] tokio::task::JoinError),
 }
@@ -46,7 +48,7 @@ pub(super) struct Reloader {
     level: LevelHandle,
     metrics: Arc<Metrics>,
     watched: Option<Watched>,
-    certificates: Watched,
+    of_routes: Watched,
     hangups: Signal,
 }
 
@@ -72,12 +74,12 @@ impl Watched {
         Some(Watched::new(vec![file], vec![Some(content)]))
     }
 
-    /// The certificates and keys of upstreams, as they stand now.
-    fn certificates(config: &Config) -> Watched {
-        let upstreams = config.routes.iter().map(|route| &route.upstream);
-        let files = upstreams.flat_map(|upstream| {
-            let (certificate, key) = upstream.client.clone().unzip();
-            [upstream.ca_file.clone(), certificate, key].into_iter().flatten()
+    /// The certificates, keys and secrets of routes, as they stand now.
+    fn of_routes(config: &Config) -> Watched {
+        let files = config.routes.iter().flat_map(|route| {
+            let (certificate, key) = route.upstream.client.clone().unzip();
+            let secrets = route.verify.iter().flat_map(|verify| verify.files().map(Path::to_owned));
+            [route.upstream.ca_file.clone(), certificate, key].into_iter().flatten().chain(secrets)
         });
         let files: Vec<_> = files.collect();
         let now = contents(&files);
@@ -122,8 +124,8 @@ impl Reloader {
         let hangups = signal(SignalKind::hangup()).map_err(system("a signal handler"))?;
         let admin = Arc::new(ArcSwap::from_pointee(admin_settings(&loaded.config)));
         let watched = Watched::settings(loaded);
-        let (config, certificates) = (loaded.config.clone(), Watched::certificates(&loaded.config));
-        Ok(Reloader { sources, config, cores, admin, level, metrics, watched, certificates, hangups })
+        let (config, of_routes) = (loaded.config.clone(), Watched::of_routes(&loaded.config));
+        Ok(Reloader { sources, config, cores, admin, level, metrics, watched, of_routes, hangups })
     }
 
     /// What the admin listener goes by.
@@ -157,8 +159,8 @@ impl Reloader {
                             continue;
                         }
                     }
-                    let now = read(&self.certificates).await;
-                    if self.certificates.look(now) {
+                    let now = read(&self.of_routes).await;
+                    if self.of_routes.look(now) {
                         self.renew().await;
                     }
                 }
@@ -166,7 +168,7 @@ impl Reloader {
         }
     }
 
-    /// Takes changed certificates of upstreams, under the settings in force. Those that cannot be used change nothing.
+    /// Takes changed certificates and secrets, under the settings in force. Those that cannot be used change nothing.
     async fn renew(&mut self) {
         let (cores, config) = (self.cores.clone(), self.config.clone());
         let renewed = tokio::task::spawn_blocking(move || proxy::reload(&cores, &config)).await;
@@ -174,14 +176,17 @@ impl Reloader {
         match renewed {
             Ok(Ok(())) => {
                 metrics.certificate_reloads.inc();
-                tracing::info!("took new certificates for upstreams");
+                tracing::info!("took new certificates and secrets of routes");
             }
             Ok(Err((route, error))) => {
                 metrics.certificate_reload_failures.inc();
-                let error = &error as &dyn std::error::Error;
-                tracing::error!(route, error, "cannot take new certificates for an upstream, keeping the old ones");
+                tracing::error!(
+                    route,
+                    error = %Chain(&error),
+                    "cannot take new certificates or secrets of a route, keeping the old ones"
+                );
             }
-            Err(error) => tracing::error!(%error, "reading certificates failed"),
+            Err(error) => tracing::error!(%error, "reading certificates and secrets failed"),
         }
     }
 
@@ -195,8 +200,8 @@ impl Reloader {
                 self.metrics.reloaded(Reload::Failure);
                 match &error {
                     ReloadError::Mistakes(mistakes) => mistakes.0.iter().for_each(|wrong| tracing::error!("{wrong}")),
-                    ReloadError::Upstream(unusable) => {
-                        tracing::error!(route = unusable.0, error = &unusable.1 as &dyn std::error::Error, "{error}");
+                    ReloadError::Route(unusable) => {
+                        tracing::error!(route = unusable.0, error = %Chain(&unusable.1), "{error}");
                     }
                     ReloadError::Panicked(_) => tracing::error!("{error}"),
                 }
@@ -208,16 +213,16 @@ impl Reloader {
     /// Reads the settings and puts them in force.
     async fn take(&mut self) -> Result<(), ReloadError> {
         let (sources, running, cores) = (self.sources.clone(), self.config.clone(), self.cores.clone());
-        // Files are read, certificates too: this thread has connections to accept meanwhile.
+        // Files are read, certificates and secrets too: this thread has connections to accept meanwhile.
         let taken = tokio::task::spawn_blocking(move || {
             let loaded = config::load(&sources).map_err(ReloadError::Mistakes)?;
             let changed = config::change(&running, &loaded.config);
             // Looked at before they are read: a change in between is then taken for one that is still to come.
-            let certificates = Watched::certificates(&changed.config);
-            proxy::reload(&cores, &changed.config).map_err(|error| ReloadError::Upstream(Box::new(error)))?;
-            Ok::<_, ReloadError>((loaded.warnings, changed, certificates))
+            let of_routes = Watched::of_routes(&changed.config);
+            proxy::reload(&cores, &changed.config).map_err(|error| ReloadError::Route(Box::new(error)))?;
+            Ok::<_, ReloadError>((loaded.warnings, changed, of_routes))
         });
-        let (warnings, Changed { config, after_restart, forgetting }, certificates) = taken.await??;
+        let (warnings, Changed { config, after_restart, forgetting }, of_routes) = taken.await??;
         for warning in &warnings {
             tracing::warn!("{warning}");
         }
@@ -233,7 +238,7 @@ impl Reloader {
             self.level.set_level(config.log.level);
         }
         self.admin.store(Arc::new(admin_settings(&config)));
-        (self.config, self.certificates) = (config, certificates);
+        (self.config, self.of_routes) = (config, of_routes);
         Ok(())
     }
 }

@@ -17,7 +17,7 @@ use super::statuses::Verdict;
 use super::store::{Backend, SslMode, StoreConfig, Topology};
 use super::store_url::{self, MASK};
 use super::values::{print_duration, print_size, word};
-use super::{Config, ForwardKey, Route, Upstream};
+use super::{Config, ForwardKey, Route, Upstream, verify};
 
 /// The effective settings as TOML. It loads again to the same settings, except that secrets are masked.
 pub fn effective(config: &Config) -> String {
@@ -132,6 +132,9 @@ fn route(page: &mut Page, route: &Route) {
     page.value("key_required", route.key_required);
     page.number("max_key_length", route.max_key_length);
     page.value("scope", route.scope.iter().map(print_scope_part).collect::<Vec<_>>());
+    for (key, value) in route.verify.iter().flat_map(verify::print) {
+        page.value(key, value);
+    }
     page.text("fingerprint.body", word(&BODY_MODES, &route.fingerprint.body));
     page.texts("fingerprint.headers", &route.fingerprint.headers);
     page.texts("fingerprint.ignore", &route.fingerprint.ignore);

@@ -50,6 +50,9 @@ pub struct Environment {
     values: BTreeMap<&'static str, String>,
     pub(super) not_text: BTreeSet<&'static str>,
     unknown: BTreeSet<String>,
+    /// Variables that are no settings, where they are not the process's own.
+    others: BTreeMap<String, String>,
+    is_real: bool,
 }
 
 impl Environment {
@@ -60,7 +63,7 @@ impl Environment {
 
     /// The process's own environment. An empty variable counts as not set.
     pub fn real() -> Environment {
-        let mut environment = Environment::default();
+        let mut environment = Environment { is_real: true, ..Environment::default() };
         for name in VARIABLES {
             #[expect(clippy::disallowed_methods, reason = "this is the place that reads the environment")]
             match std::env::var(name) {
@@ -81,8 +84,17 @@ impl Environment {
             self.values.insert(name, value.to_owned());
         } else if is_no_setting(name) {
             self.unknown.insert(name.to_owned());
+        } else {
+            self.others.insert(name.to_owned(), value.to_owned());
         }
         self
+    }
+
+    /// What a variable holds that a setting names; `None` where it is not set, empty, or not text.
+    pub(super) fn other(&self, name: &str) -> Option<String> {
+        #[expect(clippy::disallowed_methods, reason = "this is the place that reads the environment")]
+        let real = || self.is_real.then(|| std::env::var(name).ok()).flatten();
+        self.others.get(name).cloned().or_else(real).filter(|value| !value.is_empty())
     }
 
     fn get(&self, name: &str) -> Option<&str> {
@@ -309,7 +321,14 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
         root,
         &upstream,
         from,
-        &Around { listen: &listen, tls: tls.as_ref(), store: &store, limits: &limits, egress: &egress },
+        &Around {
+            listen: &listen,
+            tls: tls.as_ref(),
+            store: &store,
+            limits: &limits,
+            egress: &egress,
+            environment: layers.environment,
+        },
     );
     let listen = listen.into_iter().map(|located| located.value).collect();
     Config { listen, tls, h2c, drain_timeout, drain_delay, threads, limits, log, trace, admin, egress, store, routes }
@@ -333,6 +352,7 @@ struct Around<'a> {
     store: &'a StoreConfig,
     limits: &'a Limits,
     egress: &'a Arc<Egress>,
+    environment: &'a Environment,
 }
 
 fn routes(root: &mut Section<'_>, outer: &Outer<'_>, from: &RoutesFrom, around: &Around<'_>) -> Vec<Arc<Route>> {
@@ -376,7 +396,7 @@ struct Placed {
 }
 
 fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around<'_>) -> Placed {
-    let made = route::read(&mut section, outer, around.egress);
+    let made = route::read(&mut section, outer, around.egress, around.environment);
     risks::of_route(&section, &made, around.store, around.limits);
     let Made { route, is_named, is_matchable, .. } = made;
     if route.scope.contains(&ScopePart::ClientCert) {

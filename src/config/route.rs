@@ -17,8 +17,8 @@ use super::values::{
     route_path, size,
 };
 use super::{
-    BodyMode, Egress, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown, Route,
-    ScopePart, Upstream,
+    BodyMode, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown,
+    Route, ScopePart, Upstream, verify,
 };
 
 /// The words of `fingerprint.body`.
@@ -59,7 +59,12 @@ pub(super) struct Made {
 }
 
 /// Reads a route. `outer` is an upstream from outside the file, for the one route that needs no file.
-pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egress>) -> Made {
+pub(super) fn read(
+    section: &mut Section<'_>,
+    outer: Option<&Upstream>,
+    egress: &Arc<Egress>,
+    environment: &Environment,
+) -> Made {
     let preset = section.text("preset", choice(&PRESETS)).map_or(Preset::Api, |located| located.value);
     let sender = section.text("key_preset", choice(&SENDERS)).map(|located| located.value);
     let defaults = preset.defaults();
@@ -79,6 +84,7 @@ pub(super) fn read(section: &mut Section<'_>, outer: Option<&Upstream>, egress: 
         key_required: section.flag("key_required", defaults.key_required),
         max_key_length: section.read("max_key_length", count(1, 8192)).map_or(255, |located| located.value),
         scope: scope(section, &defaults, sender, outer),
+        verify: verify::read(section, environment),
         fingerprint: fingerprint(section, &defaults),
         on_duplicate: section.word("on_duplicate", &ON_DUPLICATE, OnDuplicate::Wait),
         wait_timeout: section.duration("wait_timeout", Duration::ZERO, defaults.wait_timeout),

@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::labels::{OperationKindLabels, RequestResult, RouteResultLabels};
+use super::labels::{Forgery, OperationKindLabels, RequestResult, RouteResultLabels};
 use super::{Count, Histogram, HistogramFamily};
 
 /// What became of the spans of traces. Clones count together.
@@ -37,6 +37,17 @@ pub struct ListenerMetrics {
     pub certificate_reloads: Counter,
     /// Times that changed certificate files could not be used.
     pub certificate_reload_failures: Counter,
+}
+
+/// What is counted of the deliveries to one route whose signature does not hold.
+#[derive(Clone, Debug, Default)]
+pub struct SignatureMetrics(pub(super) [Counter; Forgery::ALL.len()]);
+
+impl SignatureMetrics {
+    /// Counts one, by what is wrong with it.
+    pub fn count(&self, why: Forgery) {
+        self.0[why as usize].inc();
+    }
 }
 
 /// The metrics of one kind of store operation.
@@ -69,10 +80,10 @@ impl StoreOperationMetrics {
 /// The metrics of one route, resolved.
 #[derive(Clone, Debug)]
 pub struct RouteMetrics {
-    pub(super) requests: [Count; 16],
+    pub(super) requests: [Count; RequestResult::ALL.len()],
     pub(super) name: String,
     /// Made when first needed: each is a series for every bucket, and most results are rare.
-    pub(super) request_seconds: Arc<[OnceLock<Histogram>; 16]>,
+    pub(super) request_seconds: Arc<[OnceLock<Histogram>; RequestResult::ALL.len()]>,
     pub(super) all_request_seconds: HistogramFamily<RouteResultLabels>,
     /// Requests handed to an upstream connection.
     pub upstream_sends: Count,

@@ -39,11 +39,13 @@ pub enum RequestResult {
     NoRoute,
     /// Named a host that may not be reached.
     EgressRefused,
+    /// Not signed by the sender of the webhook.
+    SignatureRejected,
 }
 
 impl RequestResult {
     /// Every result, in the order of the enum.
-    pub const ALL: [RequestResult; 16] = [
+    pub const ALL: [RequestResult; 17] = [
         RequestResult::Executed,
         RequestResult::Replayed,
         RequestResult::Joined,
@@ -60,6 +62,7 @@ impl RequestResult {
         RequestResult::Overloaded,
         RequestResult::NoRoute,
         RequestResult::EgressRefused,
+        RequestResult::SignatureRejected,
     ];
 
     /// The word in metrics and logs.
@@ -81,6 +84,7 @@ impl RequestResult {
             RequestResult::Overloaded => "overloaded",
             RequestResult::NoRoute => "no_route",
             RequestResult::EgressRefused => "egress_refused",
+            RequestResult::SignatureRejected => "signature_rejected",
         }
     }
 }
@@ -89,6 +93,46 @@ impl EncodeLabelValue for RequestResult {
     fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
         self.as_str().encode(encoder)
     }
+}
+
+/// Why a delivery is not shown to be the sender's: the label `why` of `onceproxy_signatures_rejected_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Forgery {
+    /// The signature is not there, or a field that is signed with it.
+    Missing,
+    /// It cannot be read, or is there twice.
+    Malformed,
+    /// Its time is too far from now.
+    Expired,
+    /// It is another one.
+    Wrong,
+}
+
+impl Forgery {
+    /// Each of them.
+    pub const ALL: [Forgery; 4] = [Forgery::Missing, Forgery::Malformed, Forgery::Expired, Forgery::Wrong];
+
+    /// The word in metrics and logs.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Forgery::Missing => "missing",
+            Forgery::Malformed => "malformed",
+            Forgery::Expired => "expired",
+            Forgery::Wrong => "wrong",
+        }
+    }
+}
+
+impl EncodeLabelValue for Forgery {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        self.as_str().encode(encoder)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct ForgeryLabels {
+    pub(super) route: String,
+    pub(super) why: Forgery,
 }
 
 /// How a reload of the settings ended: the label `result` of `onceproxy_config_reloads_total`.

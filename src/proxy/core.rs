@@ -12,6 +12,7 @@ use hyper::body::Incoming;
 use super::body::Body;
 use super::budget::Budget;
 use super::fingerprint::Policy;
+use super::guard::{Guard, SecretFault};
 use super::headers::Peer;
 use super::route::egress::Destinations;
 use super::route::{Route, Routes};
@@ -44,8 +45,19 @@ pub(super) struct Core {
     pub(super) log_requests: bool,
 }
 
-/// A route's upstream cannot be prepared: the name of the route, and what is wrong.
-pub type UnusableRoute = (String, TlsSetupError);
+/// A route cannot be prepared: its name, and what is wrong.
+pub type UnusableRoute = (String, RouteFault);
+
+/// What a route needs cannot be had.
+#[derive(Debug, thiserror::Error)]
+pub enum RouteFault {
+    /// TLS towards its upstream.
+    #[error("cannot prepare TLS to the upstream")]
+    Upstream(#[from] TlsSetupError),
+    /// A secret by which deliveries are verified.
+    #[error("cannot verify signatures")]
+    Secret(#[from] SecretFault),
+}
 
 /// Replaces the settings of the proxies of all cores: of all, or on an error of none.
 ///
@@ -53,7 +65,7 @@ pub type UnusableRoute = (String, TlsSetupError);
 /// are read anew. What the cores share keeps its counts under the new limits.
 ///
 /// # Errors
-/// The name of a route, if the certificates for its `https` upstream cannot be read.
+/// The name of a route, if its certificates or secrets cannot be read.
 pub fn reload(cores: &[Proxy], config: &Config) -> Result<(), UnusableRoute> {
     let mut next: Vec<Arc<Core>> = Vec::with_capacity(cores.len());
     for Proxy(core) in cores {
@@ -78,7 +90,7 @@ impl Proxy {
     /// The proxy of the first core, with this handle on the store.
     ///
     /// # Errors
-    /// The name of a route, if the certificates for its `https` upstream cannot be read.
+    /// The name of a route, if its certificates or secrets cannot be read.
     pub fn new(config: &Config, shared: &Shared, store: Arc<dyn Store>) -> Result<Proxy, UnusableRoute> {
         Core::new(config, &Arc::new(shared.for_another_core()), store, None).map(Proxy::of)
     }
@@ -158,7 +170,7 @@ fn prepare(
     config: &Arc<config::Route>,
     shared: &Shared,
     running: Option<&Route>,
-) -> Result<Arc<Route>, TlsSetupError> {
+) -> Result<Arc<Route>, RouteFault> {
     let metrics = shared.metrics.route(&config.name);
     let pool = match running.and_then(|route| route.reusable_pool(config)) {
         Some(pool) => pool,
@@ -170,8 +182,9 @@ fn prepare(
         None => Budget::shown_by(&metrics.in_flight, config.max_in_flight.unwrap_or(usize::MAX)),
     };
     let destinations = Destinations::default();
+    let guard = Guard::new(config, &shared.metrics)?;
     let alarms = Alarms::default();
     let outage = Arc::default();
     let (config, buffered) = (config.clone(), shared.buffered.clone());
-    Ok(Arc::new(Route { pool, index, config, in_flight, buffered, metrics, destinations, alarms, outage }))
+    Ok(Arc::new(Route { pool, index, config, in_flight, buffered, metrics, destinations, guard, alarms, outage }))
 }

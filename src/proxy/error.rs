@@ -13,7 +13,7 @@ use super::fingerprint::BodyFault;
 use super::headers::{self, CacheStatus};
 use super::key::KeyFault;
 use crate::config::OnUnknown;
-use crate::metrics::RequestResult;
+use crate::metrics::{Forgery, RequestResult};
 use crate::record::{Doubtful, Reason, RecordId};
 
 /// How long a caller waits at least before it repeats what may be sent again after a doubt.
@@ -38,6 +38,8 @@ pub enum Kind {
     OutcomeUnknownBroken,
     /// Nobody can tell yet or any more, for lack of time; the answer to the attempt's caller.
     OutcomeUnknownTimeout,
+    /// The signature of a webhook is missing, or not the sender's.
+    SignatureInvalid,
     /// The body cannot be used.
     BodyInvalid,
     /// Nothing was sent to the upstream.
@@ -72,6 +74,7 @@ impl Kind {
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
+            Kind::SignatureInvalid => StatusCode::UNAUTHORIZED,
             Kind::NoRoute => StatusCode::NOT_FOUND,
             Kind::EgressRefused => StatusCode::FORBIDDEN,
         }
@@ -86,6 +89,7 @@ impl Kind {
             Kind::KeyReused => "key-reused",
             Kind::RequestInProgress => "request-in-progress",
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => "outcome-unknown",
+            Kind::SignatureInvalid => "signature-invalid",
             Kind::BodyInvalid => "body-invalid",
             Kind::UpstreamUnreachable => "upstream-unreachable",
             Kind::ResponseNotRetained => "response-not-retained",
@@ -109,6 +113,7 @@ impl Kind {
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => {
                 "It is not known whether the request was executed"
             }
+            Kind::SignatureInvalid => "The signature does not show that the sender sent this",
             Kind::BodyInvalid => "The request body is not usable",
             Kind::UpstreamUnreachable => "The upstream could not be reached, and nothing was sent",
             Kind::ResponseNotRetained => "The request was executed, but its response is not kept",
@@ -138,6 +143,7 @@ impl Kind {
             Kind::MethodInvalid
             | Kind::KeyMissing
             | Kind::KeyInvalid
+            | Kind::SignatureInvalid
             | Kind::BodyInvalid
             | Kind::BodyTooLarge
             | Kind::ExpectationFailed => Some(Retry::AfterCorrection),
@@ -156,6 +162,7 @@ impl Kind {
     fn result(self) -> RequestResult {
         match self {
             Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid => RequestResult::KeyRejected,
+            Kind::SignatureInvalid => RequestResult::SignatureRejected,
             Kind::KeyReused => RequestResult::KeyReused,
             Kind::RequestInProgress => RequestResult::InProgress,
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => RequestResult::Unknown,
@@ -209,8 +216,9 @@ impl Retry {
     fn stripe_should_retry(self) -> Option<HeaderValue> {
         match self {
             Retry::SameKey => Some(HeaderValue::from_static("true")),
-            Retry::Operator | Retry::Never | Retry::NewKey => Some(HeaderValue::from_static("false")),
-            Retry::AfterCorrection => None,
+            Retry::Operator | Retry::Never | Retry::NewKey | Retry::AfterCorrection => {
+                Some(HeaderValue::from_static("false"))
+            }
         }
     }
 }
@@ -267,6 +275,17 @@ impl Problem {
             "This route protects the request against running twice and needs a key for it. Send one that stays the same \
              over all retries of this operation.",
         )
+    }
+
+    /// A delivery is not shown to be the sender's. It says nothing of any record: whoever sent it may be anyone.
+    pub fn forged(why: Forgery) -> Problem {
+        let what = match why {
+            Forgery::Missing => "The signature, or a field that is signed with it, is missing",
+            Forgery::Malformed => "The signature, or a field that is signed with it, is malformed or there twice",
+            Forgery::Expired => "The signature's time is too far from now",
+            Forgery::Wrong => "The signature is not one of the sender's for this request",
+        };
+        Problem::new(Kind::SignatureInvalid, format!("{what}. Nothing was claimed or forwarded."))
     }
 
     /// The key's fault, and not the upgrade's: without a key the same request is passed on.

@@ -13,6 +13,7 @@ pub mod egress;
 use self::egress::Destinations;
 use super::budget::Budget;
 use super::error::{Kind, Problem};
+use super::guard::Guard;
 use super::outage::Outage;
 use crate::alarm::Alarms;
 use crate::config;
@@ -36,6 +37,8 @@ pub struct Route {
     pub index: usize,
     /// Where requests name the host: the routes towards those that were named.
     pub destinations: Destinations,
+    /// What it asks of requests before it answers them.
+    pub guard: Arc<Guard>,
     /// What bounds the waits for its upstream, its attempts and their leases.
     pub alarms: Alarms,
     /// What its requests know of an outage of the store, over all cores.
@@ -84,6 +87,7 @@ impl Routes {
                 metrics: route.metrics.clone(),
                 index: route.index,
                 destinations: Destinations::default(),
+                guard: route.guard.clone(),
                 alarms: Alarms::default(),
                 outage: route.outage.clone(),
             })

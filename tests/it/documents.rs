@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use http_body_util::BodyExt;
 use onceproxy::config::{self, Sources};
-use onceproxy::metrics::{Metrics, RequestResult};
+use onceproxy::metrics::{Forgery, Metrics, RequestResult};
 use onceproxy::proxy::error::{Kind, Problem};
 use onceproxy::store::StoreErrorKind;
 
@@ -62,6 +62,7 @@ fn metrics_with_everything() -> String {
     let metrics = Metrics::new();
     metrics.route("r").answered(RequestResult::Executed, std::time::Duration::ZERO);
     metrics.answered_without_route(RequestResult::NoRoute);
+    metrics.signatures("r").count(Forgery::Wrong);
     metrics.set_records_open("unknown", 1);
     metrics.store_operation("claim").failed("refused");
     metrics.expose().0
@@ -189,7 +190,7 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 18] = [
+const KINDS: [Kind; 19] = [
     Kind::MethodInvalid,
     Kind::KeyMissing,
     Kind::KeyInvalid,
@@ -198,6 +199,7 @@ const KINDS: [Kind; 18] = [
     Kind::OutcomeUnknown,
     Kind::OutcomeUnknownBroken,
     Kind::OutcomeUnknownTimeout,
+    Kind::SignatureInvalid,
     Kind::BodyInvalid,
     Kind::UpstreamUnreachable,
     Kind::ResponseNotRetained,

@@ -11,6 +11,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
         "app",
         &[
             "admin",
+            "chain",
             "config",
             "metrics",
             "proxy",

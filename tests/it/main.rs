@@ -47,6 +47,7 @@ mod store_faults;
 mod unprotected;
 mod upgrades;
 mod upstream_faults;
+mod verify;
 mod webhooks;
 
 mod answers;

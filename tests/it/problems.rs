@@ -47,7 +47,7 @@ impl Expected {
         assert_eq!(answer.all("Cache-Control"), [b"no-store"], "{shown}");
         assert_eq!(answer.field("Retry-After").is_some(), self.retry_after, "Retry-After: {shown}");
         let stripe = match self.retry {
-            "operator" | "never" | "new-key" => Some("false"),
+            "operator" | "never" | "new-key" | "after-correction" => Some("false"),
             "same-key" => Some("true"),
             _ => None,
         };

@@ -270,7 +270,7 @@ async fn renewed_certificates_of_an_upstream_are_taken_without_a_word() {
     std::fs::write(&trusted, "no certificate").unwrap();
     eventually("the bad file", async || (metric("reload_failures").await == 1.0).then_some(())).await;
     world.pay("k-2").await.assert_executed(201);
-    world.proxy().logged("cannot take new certificates for an upstream").await;
+    world.proxy().logged("cannot take new certificates or secrets of a route").await;
 
     world.upstream.speak_tls(new.certificate_for("127.0.0.1"));
     world.pay("k-3").await.assert_problem(502, "upstream-unreachable");

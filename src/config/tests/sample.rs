@@ -51,8 +51,20 @@ fn it_loads_without_a_warning() {
 fn it_names_every_key_that_is_known() {
     let report = Report::default();
     load_with(&Sources::text(SAMPLE), &report).unwrap();
-    let sections =
-        ["tls", "limits", "log", "trace", "admin", "egress", "store", "second_line", "route", "route.fingerprint"];
+    let sections = [
+        "tls",
+        "limits",
+        "log",
+        "trace",
+        "admin",
+        "egress",
+        "store",
+        "second_line",
+        "route",
+        "route.fingerprint",
+        "route.verify",
+        "route.verify.hmac",
+    ];
     let known: BTreeSet<_> = report.known_keys().into_iter().filter(|key| !sections.contains(&key.as_str())).collect();
     let named: BTreeSet<_> = lines().into_iter().map(|line| line.key).collect();
     assert!(known.len() > 50);
@@ -72,6 +84,23 @@ fn every_value_is_the_default() {
     assert!(checked > 45);
 }
 
+/// A line of `verify` as it stands beside this key of it.
+fn signed(key: &str, line: &str) -> String {
+    let taken = line.trim_start_matches('#');
+    let name = taken.split(" = ").next().unwrap();
+    let key = key.trim_start_matches("route.");
+    match name {
+        "verify.preset" if key == "verify.url" => "verify.preset = \"twilio\"".to_owned(),
+        "verify.preset" if !key.starts_with("verify.hmac.") => taken.to_owned(),
+        "verify.secrets" => taken.to_owned(),
+        "verify.hmac.header" | "verify.hmac.separator" if key.starts_with("verify.hmac.") => taken.to_owned(),
+        "verify.hmac.signed" if key.contains("timestamp") => "verify.hmac.signed = \"{timestamp}{body}\"".to_owned(),
+        "verify.hmac.signed" if key.contains("id_header") => "verify.hmac.signed = \"{id}{body}\"".to_owned(),
+        name if name == key => taken.to_owned(),
+        _ => line.to_owned(),
+    }
+}
+
 #[test]
 fn every_key_that_is_commented_out_can_be_taken_in() {
     let mut checked = 0;
@@ -79,6 +108,8 @@ fn every_key_that_is_commented_out_can_be_taken_in() {
     let here = |line: &Line| cfg!(feature = "otel") || line.key != "trace.otlp_endpoint";
     for Line { number, key, .. } in lines().into_iter().filter(|line| line.commented && here(line)) {
         let text = changed(|n, line| match line {
+            // A signature needs a sender and its secret, and what is signed must be where it is looked for.
+            _ if key.starts_with("route.verify.") && line.starts_with("#verify.") => signed(&key, line),
             _ if n == number => line.trim_start_matches('#').to_owned(),
             // A certificate and its key come together.
             _ if key.starts_with("tls.") && (line.starts_with("#cert_") || line.starts_with("#key_file")) => {

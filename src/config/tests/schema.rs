@@ -39,6 +39,10 @@ fn whole_number(right: &str) -> Option<Value> {
 fn shape(line: &Line) -> Value {
     let Some(Mistake { wrong, right, .. }) = refusal(line, "\"?!\"") else { return text_or_list(line) };
     let words = |right: &str| right.split('"').skip(1).step_by(2).map(str::to_owned).collect::<Vec<_>>();
+    if right.contains("{ file = ") {
+        let place = |key: &str| json!({ "type": "object", "additionalProperties": false, "required": [key], "properties": { key: { "type": "string" } } });
+        return json!({ "type": "array", "minItems": 1, "items": { "anyOf": [place("file"), place("env")] } });
+    }
     if wrong.contains("is not a list") {
         let text = json!({ "type": "string" });
         let joins = refusal(line, "[[\"header:a\", \"header:b\"]]").is_none();

@@ -26,6 +26,7 @@ fn route(key: Vec<KeySource>) -> Route {
         key_required: true,
         max_key_length: 255,
         scope: vec![ScopePart::Header(HeaderName::from_static("authorization"))],
+        verify: None,
         fingerprint: config::Fingerprint { body: config::BodyMode::Bytes, headers: Vec::new(), ignore: Vec::new() },
         on_duplicate: config::OnDuplicate::Wait,
         wait_timeout: Duration::from_secs(30),

@@ -73,6 +73,7 @@ fn towards(route: &Arc<Route>, upstream: config::Upstream) -> Result<Arc<Route>,
         metrics: route.metrics.clone(),
         index: route.index,
         destinations: Destinations::default(),
+        guard: route.guard.clone(),
         alarms: Alarms::default(),
         outage: route.outage.clone(),
     });
