@@ -27,6 +27,8 @@ pub(super) fn may_follow(case: &Case<'_>, first: &Execution, second: &Execution)
     said_so
         || freed_by_operator(case, first.begun, later)
         || forgotten(case, first, later)
+        // The loss may have freed the key for the first: the other's claim was among what it took.
+        || forgotten(case, second, first.begun)
         || may_be_sent_again(case, first, second)
 }
 

@@ -211,6 +211,30 @@ fn a_claim_that_was_lost_may_be_executed_after_the_loss_by_a_proxy_that_stood_st
     assert_eq!(judge(&history).iter().map(|v| v.fault).collect::<Vec<_>>(), [Fault::SecondExecution]);
 }
 
+#[test]
+fn a_lost_claim_may_also_be_executed_after_the_one_that_took_its_place() {
+    let losses = vec![Loss { since: ms(0), when: Span { from: ms(2300), until: ms(2550) }, claims: true }];
+    let terms = Terms {
+        abandon_after: ms(4000),
+        losses,
+        away: vec![(1, Span { from: ms(2280), until: ms(3290) })],
+        ..Terms::default()
+    };
+    let mut history = History { terms, ..History::default() };
+    history.executions.push(execution(2, HELD, 2980, Some(2985), 201));
+    history.calls.push(call(2, HELD, 2970, 2990, first(201, 2)));
+    // Claimed before the loss; its proxy stood still until now.
+    history.executions.push(execution(1, HELD, 3310, Some(3315), 201));
+    let not_recorded = Seen::Answer(Answered { given: given(201, 1), replayed: false, kept: false });
+    history.calls.push(call(1, HELD, 1690, 3320, not_recorded));
+    history.calls.push(last(201, HELD, 9000, replay(201, 2)));
+    assert_right("overtaken", &history);
+    // Not so if it was asked for after the loss.
+    history.calls.iter_mut().find(|call| call.number == 1).unwrap().sent = ms(2600);
+    let faults: Vec<Fault> = judge(&history).iter().map(|v| v.fault).collect();
+    assert_eq!(faults, [Fault::SecondExecution, Fault::TwoAnswers]);
+}
+
 /// As a run with a second line shows it: Postgres was away until the attempt gave up, and Redis was emptied later.
 fn missed_by_the_second_line() -> History {
     let outage = Span { from: ms(15), until: ms(4100) };
