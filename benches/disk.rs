@@ -82,7 +82,7 @@ fn claim() -> Claim {
     Claim {
         id: RecordId::new("payments".into(), *Token::new().as_bytes()),
         token,
-        fingerprint: Fingerprint { policy: [1; 4], digest: [9; 32] },
+        imprint: Fingerprint { policy: [1; 4], digest: [9; 32] }.into(),
         quoted: false,
         lease: Duration::from_secs(60),
         abandon_after: Duration::from_secs(300),

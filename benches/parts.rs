@@ -15,7 +15,7 @@ use http::Request;
 use http::header::CONTENT_TYPE;
 use http::request::Parts;
 use onceproxy::config::{self, Route, Sources};
-use onceproxy::proxy::fingerprint::Policy;
+use onceproxy::proxy::fingerprint::{BodyAsRead, Policy};
 use onceproxy::proxy::key::{from_body, from_head, identify};
 use onceproxy::record::{self, Claim, Fingerprint, OnUnknown, RecordId, Response, Slot, Timestamp, Token};
 use onceproxy::store::codec;
@@ -92,13 +92,13 @@ fn fingerprint(criterion: &mut Criterion) {
         ("multipart", "multipart/form-data; boundary=boundary", multipart),
     ];
     for (mode, content_type, make) in modes {
-        let policy = Policy::new(&route(&format!("fingerprint.body = \"{mode}\"")).fingerprint);
+        let policy = Policy::of(&route(&format!("fingerprint.body = \"{mode}\"")));
         let head = head(CONTENT_TYPE.as_str(), content_type);
         for length in [512, 64 * 1024] {
             let body = make(length);
             group.throughput(Throughput::Bytes(body.len() as u64));
             group.bench_with_input(BenchmarkId::new(mode, length), &body, |bench, body| {
-                bench.iter(|| policy.fingerprint(&head, black_box(body)).unwrap());
+                bench.iter(|| policy.print(&head, BodyAsRead::Whole(black_box(body)), false).unwrap());
             });
         }
     }
@@ -109,7 +109,7 @@ fn claim() -> Claim {
     Claim {
         id: RecordId::new("payments".into(), [7; 16]),
         token: Token::from_bytes([1; 16]),
-        fingerprint: Fingerprint { policy: [0; 4], digest: [9; 32] },
+        imprint: Fingerprint { policy: [0; 4], digest: [9; 32] }.into(),
         quoted: false,
         lease: Duration::from_secs(10),
         abandon_after: Duration::from_secs(300),
@@ -170,7 +170,7 @@ fn rules(criterion: &mut Criterion) {
         bench.iter_batched_ref(claimed, |slot| record::complete(slot, &claim, response.clone(), RETENTION, NOW), each);
     });
     group.bench_function("look, completed", |bench| {
-        bench.iter_batched_ref(|| completed(1024), |slot| record::look(slot, &claim.fingerprint, NOW), each);
+        bench.iter_batched_ref(|| completed(1024), |slot| record::look(slot, &claim.imprint, NOW), each);
     });
     group.finish();
 }

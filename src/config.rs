@@ -251,6 +251,8 @@ pub struct Route {
     pub scope: Vec<ScopePart>,
     /// How the sender of webhooks proves itself; `None` demands nothing. Default none.
     pub verify: Option<Verify>,
+    /// Who gets an answer that is kept. Default the first caller's credentials, unless the preset says otherwise.
+    pub replay_to: ReplayTo,
     /// What makes two requests the same.
     pub fingerprint: Fingerprint,
     /// What a duplicate of a running attempt gets. Default wait.
@@ -294,6 +296,18 @@ pub struct Route {
     pub connect_timeout: Duration,
     /// How long a connection to the upstream is kept unused. Default 4 s: below the 5 s of common servers.
     pub idle_timeout: Duration,
+}
+
+impl Route {
+    /// Whether the upstream sees which host a request names: then it is part of what the request is.
+    pub fn shows_host(&self) -> bool {
+        self.preserve_host || self.upstream.egress.is_some()
+    }
+
+    /// Whether a duplicate is answered only if its credentials are those of the first request.
+    pub fn compares_credentials(&self) -> bool {
+        self.replay_to == ReplayTo::SameCredentials
+    }
 }
 
 /// Where a route's requests go: `http://host[:port]`, `https://host[:port]` or `unix:/path`, without a path of requests;
@@ -411,13 +425,32 @@ pub enum ScopePart {
     Constant(String),
 }
 
-/// What makes two requests the same, besides method, path and query.
+/// The header fields by which clients choose an operation, whatever method and path say.
+pub static OPERATION: [HeaderName; 4] = [
+    HeaderName::from_static("x-http-method-override"),
+    HeaderName::from_static("x-method-override"),
+    HeaderName::from_static("x-amz-target"),
+    HeaderName::from_static("soapaction"),
+];
+
+/// Whose requests are answered from a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReplayTo {
+    /// Those with the credentials of the first one, as far as these are not in the scope.
+    SameCredentials,
+    /// All that share the scope.
+    Scope,
+}
+
+/// What makes two requests the same, besides method, path and query, and the host where the upstream sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fingerprint {
     /// How the body counts. Default `bytes`.
     pub body: BodyMode,
-    /// Header fields that count. Default none.
+    /// Header fields that count. Default [`OPERATION`].
     pub headers: Vec<HeaderName>,
+    /// Parameters of the query that do not count. Default none.
+    pub ignore_query: Vec<String>,
     /// JSON pointers to members that do not count; with [`BodyMode::Json`] only. Default none.
     pub ignore: Vec<String>,
 }

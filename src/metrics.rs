@@ -126,8 +126,8 @@ impl Metrics {
                 .of("lost_writes", "Completions and doubts that came too late, because the record was another's"),
             policy_changed: r.of(
                 "fingerprint_policy_changed",
-                "Duplicates not compared with the first request, because the \
-                 fingerprint settings changed between them",
+                "Duplicates compared with the first request by their parts as they came, because the \
+                 fingerprint settings changed between them, and equal",
             ),
             new_key_same_request: r.of(
                 "new_key_same_request",

@@ -55,6 +55,7 @@ use self::core::Core;
 pub use self::core::{Proxy, RouteFault, UnusableRoute, reload};
 use self::cors::Cors;
 use self::error::Problem;
+use self::fingerprint::BodyAsRead;
 use self::flights::Conclusion;
 pub use self::guard::{SecretFault, check_secrets};
 pub use self::headers::Peer;
@@ -162,7 +163,7 @@ impl Core {
     ) -> Result<Answer, Problem> {
         if let Found::Key(key) = &found
             && head.headers.contains_key(EXPECT)
-            && let Some(answer) = Box::pin(self.replay_without_body(route, head, key, notes)).await
+            && let Some(answer) = Box::pin(self.replay_without_body(route, head, key, peer, notes)).await
         {
             body::discard(head, body);
             return Ok(answer);
@@ -171,10 +172,11 @@ impl Core {
         let patience = Patience { within: self.body_timeout, stopping: &self.shared.stopping, alarms: &self.bodies };
         let body = body::read(head, body, max, patience, &self.shared.buffered).await?;
         route.guard.verify(head, peer, &body.bytes)?;
-        let fingerprint = self.policies[route.index].fingerprint(head, &body.bytes)?;
+        let imprinter = &self.imprinters[route.index];
+        let print = imprinter.policy.print(head, BodyAsRead::Whole(&body.bytes), peer.tls)?;
         let key = match found {
             Found::Key(key) => Some(key),
-            _ => key::from_body(&route.config, head, &body.bytes, &fingerprint)?,
+            _ => key::from_body(&route.config, head, &body.bytes, &print.fingerprint)?,
         };
         let Some(key) = key else {
             if route.config.key_required {
@@ -187,11 +189,11 @@ impl Core {
         }
         let identity = key::identify(&route.config, head, &key);
         notes.about(&identity.id);
+        let imprint = imprinter.imprint(head, print, &identity.id);
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
         let body = Some(body);
         // Lent to the rest of the way: a future keeps room twice for what it is given.
-        let mut keyed =
-            Keyed { core: self, route, head, peer, preferred_wait, body, fingerprint, key, identity, notes };
+        let mut keyed = Keyed { core: self, route, head, peer, preferred_wait, body, imprint, key, identity, notes };
         keyed.answer().await
     }
 
@@ -202,16 +204,19 @@ impl Core {
         route: &Route,
         head: &request::Parts,
         key: &Key,
+        peer: Peer,
         notes: &Notes,
     ) -> Option<Answer> {
-        let policy = &self.policies[route.index];
+        let imprinter = &self.imprinters[route.index];
         // A signature is one over the body.
-        if !policy.ignores_body() || route.guard.verifies() || tunnel::asked_for(head).is_some() {
+        if !imprinter.policy.ignores_body() || route.guard.verifies() || tunnel::asked_for(head).is_some() {
             return None;
         }
-        let fingerprint = policy.fingerprint(head, &[]).ok()?;
+        let print = imprinter.policy.print(head, BodyAsRead::Unread, peer.tls).ok()?;
         let id = key::identify(&route.config, head, key).id;
-        match claim::look(route, &self.store, &id, &fingerprint, notes).await {
+        let imprint = imprinter.imprint(head, print, &id);
+        // Any other answer may be a wrong one as long as the body is not there to be compared.
+        match claim::look(route, &self.store, &id, &imprint, notes).await {
             Looked::Concluded(Conclusion::Replay { replay, waited }) => {
                 notes.about(&id);
                 notes.answered_by(&replay.response);

@@ -16,10 +16,12 @@ use std::time::Duration;
 use uuid::Uuid;
 use uuid::fmt::Simple;
 
+mod imprint;
 mod response;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
+pub use imprint::{Credentials, Details, Differences, Fingerprint, Imprint, Likeness, Parts, RequestPart};
 pub use response::{MalformedFields, Response};
 
 /// How long a tombstone stops its token from being granted again: far longer than any message can be under way.
@@ -187,27 +189,6 @@ impl FromStr for RecordId {
     }
 }
 
-/// What a request was, in 36 bytes: two requests under one key are the same if these agree.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Fingerprint {
-    /// Format version and settings under which the digest was made. Digests of different policies cannot be compared.
-    pub policy: [u8; 4],
-    /// SHA-256 over the length-prefixed parts of the request.
-    pub digest: [u8; 32],
-}
-
-impl Fingerprint {
-    /// Whether the two were made by different settings, so that nothing can be said about the requests.
-    pub fn other_policy(&self, other: &Fingerprint) -> bool {
-        self.policy != other.policy
-    }
-
-    /// Whether the two certainly belong to different requests.
-    pub fn conflicts_with(&self, other: &Fingerprint) -> bool {
-        self.policy == other.policy && self.digest != other.digest
-    }
-}
-
 /// Why an outcome is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Reason {
@@ -269,8 +250,8 @@ pub struct Claim {
     pub id: RecordId,
     /// This attempt.
     pub token: Token,
-    /// What the request was.
-    pub fingerprint: Fingerprint,
+    /// What the request was, and who sent it.
+    pub imprint: Imprint,
     /// Whether the key came as a quoted structured-field string; a resend keeps the form of the first time.
     pub quoted: bool,
     /// How long the claim is believed alive without a renewal.
@@ -288,8 +269,8 @@ pub struct Claim {
 pub struct Record {
     /// The attempt that owns the record, or owned it last.
     pub token: Token,
-    /// What the request was.
-    pub fingerprint: Fingerprint,
+    /// What the first request was, and who sent it. After a resend, the last one, which was the same.
+    pub imprint: Imprint,
     /// Whether the first key came quoted.
     pub quoted: bool,
     /// How many attempts were granted since the record was absent.
@@ -352,7 +333,7 @@ impl Record {
     fn granted(claim: &Claim, now: Timestamp) -> Record {
         Record {
             token: claim.token,
-            fingerprint: claim.fingerprint,
+            imprint: claim.imprint.clone(),
             quoted: claim.quoted,
             attempts: 1,
             claimed_at: now,
@@ -448,13 +429,37 @@ pub enum Taken {
     InProgress {
         /// What is left of its lease.
         lease_left: Duration,
-        /// The fingerprints were made by different settings and were not compared.
+        /// The two were read under different settings, and are equal as they came.
         other_policy: bool,
     },
     /// Nobody can tell.
     Unknown(Doubtful),
     /// The key was used for another request.
-    Reused,
+    Reused(Reused),
+    /// The key was used by somebody else, who is told nothing of it.
+    OtherCaller,
+}
+
+/// The record of another request under the same key, as far as the sender of this one may know it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Reused {
+    /// What became of that request.
+    pub fate: Fate,
+    /// The status of its answer, where there was one.
+    pub original_status: Option<u16>,
+    /// In what this one differs from it.
+    pub differences: Differences,
+}
+
+/// What became of a request that has a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fate {
+    /// An attempt is at it.
+    Running,
+    /// Nobody can tell.
+    Unknown,
+    /// It was answered.
+    Answered,
 }
 
 /// A completed record, as a duplicate needs it.
@@ -466,7 +471,7 @@ pub struct Replay {
     pub age: Duration,
     /// How long it is still kept.
     pub ttl: Duration,
-    /// The fingerprints were made by different settings and were not compared.
+    /// The two were read under different settings, and are equal as they came.
     pub other_policy: bool,
 }
 
@@ -479,7 +484,7 @@ pub struct Doubtful {
     pub reason: Reason,
     /// The status of an answer that did not settle it.
     pub original_status: Option<u16>,
-    /// The fingerprints were made by different settings and were not compared.
+    /// The two were read under different settings, and are equal as they came.
     pub other_policy: bool,
 }
 
@@ -493,16 +498,16 @@ pub fn claim(slot: &mut Slot, claim: &Claim, now: Timestamp) -> ClaimReply {
         slot.record = Some(Record::granted(claim, now));
         return ClaimReply::Granted { attempts: 1, taken_over: None };
     };
-    let conflicts = record.fingerprint.conflicts_with(&claim.fingerprint);
+    let likeness = record.imprint.compare(&claim.imprint);
     let is_own = record.token == claim.token;
-    if is_own && !conflicts && record.is_undecided() && !slot.tombstone {
+    if is_own && matches!(likeness, Likeness::Same { .. }) && record.is_undecided() && !slot.tombstone {
         record.abandon_at = record.abandon_at.max(now + claim.abandon_after);
         record.state = State::Claimed { lease_until: now + claim.lease };
         let taken_over = record.prior.as_ref().map(|_| record.quoted);
         return ClaimReply::Granted { attempts: record.attempts, taken_over };
     }
     let may_resend = claim.on_unknown == OnUnknown::Resend && !is_own && !slot.tombstone;
-    match taken(record, &claim.fingerprint, now) {
+    match taken(record, likeness, now) {
         Taken::Unknown(_) if may_resend => {
             let attempts = record.attempts.saturating_add(1);
             let quoted = record.quoted;
@@ -517,13 +522,14 @@ pub fn claim(slot: &mut Slot, claim: &Claim, now: Timestamp) -> ClaimReply {
     }
 }
 
-/// What a record says to a request with this fingerprint. To the same request a lapsed claim is unknown from here on.
-fn taken(record: &mut Record, fingerprint: &Fingerprint, now: Timestamp) -> Taken {
-    if record.fingerprint.conflicts_with(fingerprint) {
-        return Taken::Reused;
-    }
+/// What a record says to a request that is like this to its own. To the same one a lapsed claim is unknown from here on.
+fn taken(record: &mut Record, likeness: Likeness, now: Timestamp) -> Taken {
+    let other_policy = match likeness {
+        Likeness::OtherCaller => return Taken::OtherCaller,
+        Likeness::Differs(differences) => return Taken::Reused(reused(record, differences, now)),
+        Likeness::Same { other_policy } => other_policy,
+    };
     lapse(record, now);
-    let other_policy = record.fingerprint.other_policy(fingerprint);
     let original_status = record.original_status();
     match &record.state {
         State::Claimed { lease_until } => Taken::InProgress { lease_left: lease_until.since(now), other_policy },
@@ -535,6 +541,15 @@ fn taken(record: &mut Record, fingerprint: &Fingerprint, now: Timestamp) -> Take
             Taken::Unknown(Doubtful { since: *since, reason: *reason, original_status, other_policy })
         }
     }
+}
+
+fn reused(record: &Record, differences: Differences, now: Timestamp) -> Reused {
+    let fate = match record.state {
+        State::Claimed { lease_until } if now < lease_until => Fate::Running,
+        State::Claimed { .. } | State::Unknown { .. } => Fate::Unknown,
+        State::Completed { .. } => Fate::Answered,
+    };
+    Reused { fate, original_status: record.original_status(), differences }
 }
 
 /// Answers [`look`].
@@ -559,11 +574,14 @@ impl From<Taken> for LookReply {
 }
 
 /// Looks at a record for a duplicate that waits. Unlike [`claim`] it never grants: a joiner never becomes an owner.
-pub fn look(slot: &mut Slot, fingerprint: &Fingerprint, now: Timestamp) -> LookReply {
+pub fn look(slot: &mut Slot, asking: &Imprint, now: Timestamp) -> LookReply {
     slot.expire(now);
     match &mut slot.record {
         None => LookReply::Absent,
-        Some(record) => LookReply::Taken(taken(record, fingerprint, now)),
+        Some(record) => {
+            let likeness = record.imprint.compare(asking);
+            LookReply::Taken(taken(record, likeness, now))
+        }
     }
 }
 
@@ -644,10 +662,13 @@ pub fn complete(
             slot.record = Some(record);
             CompleteReply::Rewritten
         }
-        Some(record) if !record.is_open() => match taken(record, &claim.fingerprint, now) {
-            Taken::Completed(replay) => CompleteReply::Already(replay),
-            _ => CompleteReply::Lost,
-        },
+        Some(record) if !record.is_open() => {
+            let likeness = record.imprint.compare(&claim.imprint);
+            match taken(record, likeness, now) {
+                Taken::Completed(replay) => CompleteReply::Already(replay),
+                _ => CompleteReply::Lost,
+            }
+        }
         Some(record) if record.token == claim.token => {
             record.become_completed(response, retention, now);
             CompleteReply::Stored

@@ -24,8 +24,8 @@ use self::report::Report;
 use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
 use crate::record::{
-    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
-    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Token,
+    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record, RecordId,
+    ReleaseReply, RenewReply, ResolveReply, Response, Token,
 };
 
 pub mod codec;
@@ -159,7 +159,7 @@ pub trait Store: Send + Sync {
     fn claim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ClaimReply>;
 
     /// See [`crate::record::look`]. Changes nothing but a lapsed claim.
-    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply>;
+    fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply>;
 
     /// See [`crate::record::renew`].
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply>;

@@ -2,10 +2,13 @@
 //!
 //! The input is taken for stored bytes, and also for the members of a record, which is written and read back.
 
+use std::num::NonZeroU64;
 use std::time::Duration;
 
 use bytes::Bytes;
-use onceproxy::record::{Fingerprint, Reason, Record, Response, State, Timestamp, Token};
+use onceproxy::record::{
+    Credentials, Details, Fingerprint, Imprint, Parts, Reason, Record, Response, State, Timestamp, Token,
+};
 use onceproxy::store::codec::{decode, encode};
 
 /// Runs one input.
@@ -85,7 +88,7 @@ fn record(source: &mut Source<'_>, may_have_prior: bool) -> Record {
     let prior = may_have_prior && flags & 1 != 0;
     Record {
         token: Token::from_bytes([source.byte(); 16]),
-        fingerprint: Fingerprint { policy: [source.byte(); 4], digest },
+        imprint: Imprint { fingerprint: Fingerprint { policy: [source.byte(); 4], digest }, details: details(source) },
         quoted: flags & 2 != 0,
         attempts: u32::from(source.byte()),
         claimed_at: source.moment(),
@@ -94,6 +97,16 @@ fn record(source: &mut Source<'_>, may_have_prior: bool) -> Record {
         state: state(source, flags),
         prior: prior.then(|| Box::new(record(source, false))),
     }
+}
+
+fn details(source: &mut Source<'_>) -> Option<Details> {
+    let kind = source.byte();
+    let parts = Parts::new(std::array::from_fn(|_| [source.byte(); 16]));
+    let credentials = (kind & 2 != 0).then(|| {
+        let headers = std::array::from_fn(|_| NonZeroU64::new(source.number()));
+        Credentials::new(headers, (0..kind >> 4).map(|_| source.number()).collect())
+    });
+    (kind & 1 != 0).then_some(Details { parts, credentials })
 }
 
 fn state(source: &mut Source<'_>, flags: u8) -> State {

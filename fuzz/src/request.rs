@@ -4,7 +4,7 @@ use http::Request;
 use http::header::{CONTENT_TYPE, HeaderValue};
 use http::request::Parts;
 use onceproxy::config::{self, Route, Sources};
-use onceproxy::proxy::fingerprint::Policy;
+use onceproxy::proxy::fingerprint::{BodyAsRead, Policy};
 
 /// The one route of settings with these further lines.
 pub fn route(lines: &str) -> Route {
@@ -15,7 +15,7 @@ pub fn route(lines: &str) -> Route {
 
 /// How fingerprints are made on a route with these further lines.
 pub fn policy(lines: &str) -> Policy {
-    Policy::new(&route(lines).fingerprint)
+    Policy::of(&route(lines))
 }
 
 /// The head of a POST.
@@ -32,5 +32,8 @@ pub fn head_of(content_type: &[u8]) -> Option<Parts> {
 
 /// The digest of a body in this way, or what is wrong with it.
 pub fn digest(policy: &Policy, head: &Parts, body: &[u8]) -> Result<[u8; 32], String> {
-    policy.fingerprint(head, body).map(|fingerprint| fingerprint.digest).map_err(|fault| fault.to_string())
+    policy
+        .print(head, BodyAsRead::Whole(body), false)
+        .map(|print| print.fingerprint.digest)
+        .map_err(|fault| fault.to_string())
 }

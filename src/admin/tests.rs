@@ -101,7 +101,7 @@ impl World {
         let claim = Claim {
             id: RecordId::new(route.into(), [number; 16]),
             token: Token::new(),
-            fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+            imprint: Fingerprint { policy: [1; 4], digest: [2; 32] }.into(),
             quoted: false,
             lease: LEASE,
             abandon_after: ABANDON_AFTER,

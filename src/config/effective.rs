@@ -10,7 +10,7 @@ use toml::Value;
 
 use super::address::print_upstream;
 use super::postgres_url;
-use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS};
+use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS, REPLAY_TO};
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
 use super::statuses::Verdict;
@@ -135,8 +135,10 @@ fn route(page: &mut Page, route: &Route) {
     for (key, value) in route.verify.iter().flat_map(verify::print) {
         page.value(key, value);
     }
+    page.text("replay_to", word(&REPLAY_TO, &route.replay_to));
     page.text("fingerprint.body", word(&BODY_MODES, &route.fingerprint.body));
     page.texts("fingerprint.headers", &route.fingerprint.headers);
+    page.texts("fingerprint.ignore_query", &route.fingerprint.ignore_query);
     page.texts("fingerprint.ignore", &route.fingerprint.ignore);
     page.text("on_duplicate", word(&ON_DUPLICATE, &route.on_duplicate));
     page.duration("wait_timeout", route.wait_timeout);

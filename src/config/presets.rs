@@ -7,7 +7,7 @@ use http::header::HeaderName;
 
 use super::statuses::Entry::{self, Class, Exact};
 use super::statuses::Lists;
-use super::{BodyMode, Forwarded, KeySource, OnUnknown, ScopePart};
+use super::{BodyMode, Forwarded, KeySource, OnUnknown, ReplayTo, ScopePart};
 
 /// What a route is for: the defaults of its other settings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +30,7 @@ pub(super) struct Defaults {
     pub(super) key: Vec<KeySource>,
     pub(super) key_required: bool,
     pub(super) scope: Vec<ScopePart>,
+    pub(super) replay_to: ReplayTo,
     pub(super) body: BodyMode,
     pub(super) wait_timeout: Duration,
     pub(super) statuses: Lists,
@@ -52,6 +53,7 @@ impl Preset {
                 key: vec![header("idempotency-key")],
                 key_required: false,
                 scope: vec![caller("authorization")],
+                replay_to: ReplayTo::SameCredentials,
                 body: BodyMode::Bytes,
                 wait_timeout: Duration::from_secs(30),
                 statuses: Lists {
@@ -70,6 +72,7 @@ impl Preset {
                 methods: vec![Method::POST, Method::PATCH, Method::PUT, Method::DELETE],
                 key_required: true,
                 scope: Vec::new(),
+                replay_to: ReplayTo::Scope,
                 statuses: Lists {
                     record: classes(&[2, 3, 4]),
                     release: statuses(&NOT_EXECUTED),
@@ -95,6 +98,7 @@ impl Preset {
                     header("idempotency-key"),
                 ],
                 scope: Vec::new(),
+                replay_to: ReplayTo::Scope,
                 body: BodyMode::Ignore,
                 wait_timeout: Duration::from_secs(10),
                 statuses: Lists {

@@ -9,7 +9,7 @@ use super::address::{http_proxy, print_upstream, server_name, upstream};
 use super::mistakes::{Located, wrong};
 use super::origins::origin;
 use super::presets::{Defaults, PRESETS, Preset, SENDERS, Sender};
-use super::sources::{forward_key, key_source, scope_part};
+use super::sources::{forward_key, ignored_parameter, key_source, scope_part};
 use super::statuses::{Lists, Verdict, entry};
 use super::tree::{Section, string};
 use super::values::{
@@ -17,8 +17,8 @@ use super::values::{
     route_path, size,
 };
 use super::{
-    BodyMode, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OnDuplicate, OnStoreError, OnUnknown,
-    Route, ScopePart, Upstream, verify,
+    BodyMode, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION, OnDuplicate, OnStoreError,
+    OnUnknown, ReplayTo, Route, ScopePart, Upstream, verify,
 };
 
 /// The words of `fingerprint.body`.
@@ -29,6 +29,9 @@ pub(super) const BODY_MODES: [(&str, BodyMode); 5] = [
     ("multipart", BodyMode::Multipart),
     ("ignore", BodyMode::Ignore),
 ];
+/// The words of `replay_to`.
+pub(super) const REPLAY_TO: [(&str, ReplayTo); 2] =
+    [("same-credentials", ReplayTo::SameCredentials), ("scope", ReplayTo::Scope)];
 /// The words of `on_duplicate`.
 pub(super) const ON_DUPLICATE: [(&str, OnDuplicate); 2] =
     [("wait", OnDuplicate::Wait), ("reject", OnDuplicate::Reject)];
@@ -85,6 +88,7 @@ pub(super) fn read(
         max_key_length: section.read("max_key_length", count(1, 8192)).map_or(255, |located| located.value),
         scope: scope(section, &defaults, sender, outer),
         verify: verify::read(section, environment),
+        replay_to: section.word("replay_to", &REPLAY_TO, defaults.replay_to),
         fingerprint: fingerprint(section, &defaults),
         on_duplicate: section.word("on_duplicate", &ON_DUPLICATE, OnDuplicate::Wait),
         wait_timeout: section.duration("wait_timeout", Duration::ZERO, defaults.wait_timeout),
@@ -216,7 +220,8 @@ fn identity(upstream: &Upstream) -> String {
 fn fingerprint(route: &mut Section<'_>, defaults: &Defaults) -> Fingerprint {
     let mut section = route.section("fingerprint");
     let body = section.word("body", &BODY_MODES, defaults.body);
-    let headers = section.texts("headers", field_name).unwrap_or_default();
+    let headers = section.texts("headers", field_name).unwrap_or_else(|| OPERATION.to_vec());
+    let ignore_query = section.texts("ignore_query", ignored_parameter).unwrap_or_default();
     let ignore = section.texts("ignore", json_pointer).unwrap_or_default();
     if !ignore.is_empty() && body != BodyMode::Json {
         section.mistake(
@@ -225,7 +230,7 @@ fn fingerprint(route: &mut Section<'_>, defaults: &Defaults) -> Fingerprint {
         );
     }
     section.finish();
-    Fingerprint { body, headers, ignore }
+    Fingerprint { body, headers, ignore_query, ignore }
 }
 
 /// The preset's lists under the route's own.
@@ -263,7 +268,8 @@ fn contradictions(section: &Section<'_>, route: &Route) {
         section.mistake("forward_key", what);
     }
     let own_key = route.key.contains(&KeySource::Fingerprint);
-    if own_key && route.fingerprint.body == BodyMode::Ignore && route.fingerprint.headers.is_empty() {
+    let only_operations = route.fingerprint.headers.iter().all(|name| OPERATION.contains(name));
+    if own_key && route.fingerprint.body == BodyMode::Ignore && only_operations {
         let what = wrong(
             "the fingerprint leaves the body out, so every request to a path would have the same key",
             "set fingerprint.body = \"bytes\", or name fingerprint.headers",

@@ -55,6 +55,17 @@ pub(super) fn scope_part(text: &str) -> Result<ScopePart, Wrong> {
     }
 }
 
+/// Parses an entry of `fingerprint.ignore_query`.
+pub(super) fn ignored_parameter(name: &str) -> Result<String, Wrong> {
+    if name.is_empty() {
+        return Err(wrong(
+            "the name of a query parameter is empty",
+            "write its name, such as \"nonce\", or take it out",
+        ));
+    }
+    Ok(name.to_owned())
+}
+
 fn parameter(name: &str) -> Result<String, Wrong> {
     if name.is_empty() {
         return Err(wrong("the name of a query parameter is missing", "write \"query:NAME\""));

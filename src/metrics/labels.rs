@@ -17,6 +17,8 @@ pub enum RequestResult {
     InProgress,
     /// The key belongs to another request.
     KeyReused,
+    /// The key belongs to another caller.
+    OtherCaller,
     /// Missing or malformed key.
     KeyRejected,
     /// Body too large, too slow or unusable.
@@ -45,12 +47,13 @@ pub enum RequestResult {
 
 impl RequestResult {
     /// Every result, in the order of the enum.
-    pub const ALL: [RequestResult; 17] = [
+    pub const ALL: [RequestResult; 18] = [
         RequestResult::Executed,
         RequestResult::Replayed,
         RequestResult::Joined,
         RequestResult::InProgress,
         RequestResult::KeyReused,
+        RequestResult::OtherCaller,
         RequestResult::KeyRejected,
         RequestResult::BodyRejected,
         RequestResult::Unknown,
@@ -73,6 +76,7 @@ impl RequestResult {
             RequestResult::Joined => "joined",
             RequestResult::InProgress => "in_progress",
             RequestResult::KeyReused => "key_reused",
+            RequestResult::OtherCaller => "other_caller",
             RequestResult::KeyRejected => "key_rejected",
             RequestResult::BodyRejected => "body_rejected",
             RequestResult::Unknown => "unknown",

@@ -59,7 +59,7 @@ impl Attempt {
                 // From here on it only waits; it should not hold what an attempt needs.
                 drop((outgoing, in_flight));
                 caller.deliver(Delivery::Elsewhere(lead.seat()));
-                let waiting = claim::elsewhere(&route, &store, &mut lead, &claim.fingerprint);
+                let waiting = claim::elsewhere(&route, &store, &mut lead, &claim.imprint);
                 let conclusion = tokio::select! {
                     conclusion = Box::pin(waiting) => conclusion,
                     // It is another process's attempt: the stop of this one ends nothing but the wait.
@@ -94,7 +94,7 @@ impl Attempt {
         lease.write_notes(std::mem::take(notes));
         // Where the body does not count, any two deliveries to one address are the same request.
         if route.config.fingerprint.body != BodyMode::Ignore {
-            shared.recent.note(identity, &lease.claim().fingerprint, &route.metrics);
+            shared.recent.note(identity, &lease.claim().imprint.fingerprint, &route.metrics);
         }
         if let Some(quoted) = first_form {
             headers::keep_key_form(&route.config, &mut outgoing.fields, key, quoted);

@@ -9,13 +9,14 @@ use tokio::time::Instant;
 
 use super::body;
 use super::error::{Kind, Problem};
+use super::fingerprint::differs::differs;
 use super::flights::{Conclusion, Lead};
 use super::lease::{Lease, Retries};
 use super::notes::Notes;
 use super::outage::{Outage, Turns};
 use super::route::Route;
 use crate::config::{self, OnStoreError};
-use crate::record::{Claim, ClaimReply, Doubtful, Fingerprint, LookReply, OnUnknown, RecordId, Replay, Taken, Token};
+use crate::record::{Claim, ClaimReply, Doubtful, Imprint, LookReply, OnUnknown, RecordId, Replay, Taken, Token};
 use crate::store::{Store, StoreError, StoreErrorKind};
 
 /// What the store said.
@@ -32,11 +33,11 @@ pub enum Claimed {
 }
 
 /// The claim of a new attempt.
-pub fn attempt(route: &config::Route, id: &RecordId, fingerprint: &Fingerprint, quoted: bool) -> Claim {
+pub fn attempt(route: &config::Route, id: &RecordId, imprint: &Imprint, quoted: bool) -> Claim {
     Claim {
         id: id.clone(),
         token: Token::new(),
-        fingerprint: *fingerprint,
+        imprint: imprint.clone(),
         quoted,
         lease: route.lease,
         abandon_after: route.abandon_after,
@@ -146,7 +147,11 @@ fn concluded(route: &Route, id: &RecordId, taken: Taken) -> Option<Conclusion> {
         Taken::Completed(replay) => Some(replayed(route, id, replay)),
         Taken::InProgress { .. } => None,
         Taken::Unknown(doubtful) => Some(unknown(route, id, &doubtful)),
-        Taken::Reused => Some(Problem::reused(id).into()),
+        Taken::Reused(reused) => {
+            let differs = differs(&route.config, &reused.differences);
+            Some(Problem::reused(id, reused.fate, reused.original_status, differs).into())
+        }
+        Taken::OtherCaller => Some(Problem::other_caller(id).into()),
     }
 }
 
@@ -185,15 +190,9 @@ pub enum Looked {
 }
 
 /// Looks at a record, without claiming it.
-pub async fn look(
-    route: &Route,
-    store: &Arc<dyn Store>,
-    id: &RecordId,
-    fingerprint: &Fingerprint,
-    notes: &Notes,
-) -> Looked {
+pub async fn look(route: &Route, store: &Arc<dyn Store>, id: &RecordId, imprint: &Imprint, notes: &Notes) -> Looked {
     let began = notes.clock();
-    let reply = store.look(id, fingerprint).await;
+    let reply = store.look(id, imprint).await;
     notes.stored("store look", began, reply.as_ref().err().map(|error| error.kind.as_str()));
     match reply {
         Ok(LookReply::Absent) => Looked::Absent,
@@ -205,15 +204,9 @@ pub async fn look(
     }
 }
 
-/// What the store says to a request that met a flight of another process with another fingerprint.
-pub async fn ask(
-    route: &Route,
-    store: &Arc<dyn Store>,
-    id: &RecordId,
-    fingerprint: &Fingerprint,
-    notes: &Notes,
-) -> Conclusion {
-    match look(route, store, id, fingerprint, notes).await {
+/// What the store says to a request that met a flight of another process with another imprint.
+pub async fn ask(route: &Route, store: &Arc<dyn Store>, id: &RecordId, imprint: &Imprint, notes: &Notes) -> Conclusion {
+    match look(route, store, id, imprint, notes).await {
         Looked::Concluded(conclusion) => conclusion,
         Looked::Absent => Problem::ended_without_record(id).into(),
         Looked::Running => Problem::in_progress(id).into(),
@@ -221,12 +214,7 @@ pub async fn ask(
 }
 
 /// Waits for another process's attempt, for as long as anyone here waits for it.
-pub async fn elsewhere(
-    route: &Route,
-    store: &Arc<dyn Store>,
-    lead: &mut Lead,
-    fingerprint: &Fingerprint,
-) -> Conclusion {
+pub async fn elsewhere(route: &Route, store: &Arc<dyn Store>, lead: &mut Lead, imprint: &Imprint) -> Conclusion {
     let id = &lead.id().clone();
     lead.elsewhere();
     // Watched before the look that decides to wait, so that no change falls in between.
@@ -239,7 +227,7 @@ pub async fn elsewhere(
     };
     loop {
         // One of a row that has no end in sight, and nobody's own.
-        match look(route, store, id, fingerprint, &Notes::none()).await {
+        match look(route, store, id, imprint, &Notes::none()).await {
             Looked::Running => {}
             Looked::Concluded(Conclusion::Replay { replay, .. }) => return Conclusion::Replay { replay, waited: true },
             Looked::Concluded(conclusion) => return conclusion,
@@ -307,7 +295,7 @@ mod tests {
             let claim = Claim {
                 id: RecordId::new("r".into(), [7; 16]),
                 token: Token::new(),
-                fingerprint: Fingerprint { policy: [0; 4], digest: [1; 32] },
+                imprint: crate::record::Fingerprint { policy: [0; 4], digest: [1; 32] }.into(),
                 quoted: false,
                 lease,
                 abandon_after: Duration::from_secs(300),

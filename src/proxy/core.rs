@@ -11,7 +11,7 @@ use hyper::body::Incoming;
 
 use super::body::Body;
 use super::budget::Budget;
-use super::fingerprint::Policy;
+use super::fingerprint::Imprinter;
 use super::guard::{Guard, SecretFault};
 use super::headers::Peer;
 use super::route::egress::Destinations;
@@ -33,8 +33,8 @@ pub struct Proxy(Arc<ArcSwap<Core>>);
 pub(super) struct Core {
     pub(super) routes: Routes,
     pub(super) egress: Arc<Egress>,
-    /// How fingerprints are made, by the route's index.
-    pub(super) policies: Vec<Policy>,
+    /// How imprints are made, by the route's index.
+    pub(super) imprinters: Vec<Imprinter>,
     pub(super) store: Arc<dyn Store>,
     pub(super) shared: Arc<Shared>,
     pub(super) body_timeout: Duration,
@@ -127,7 +127,7 @@ impl Core {
         Ok(Core {
             routes: Routes::new(routes.collect::<Result<_, _>>()?),
             egress: config.egress.clone(),
-            policies: config.routes.iter().map(|route| Policy::new(&route.fingerprint)).collect(),
+            imprinters: config.routes.iter().map(|route| Imprinter::of(route)).collect(),
             store,
             shared: shared.clone(),
             body_timeout: config.limits.body_timeout,
@@ -147,7 +147,7 @@ impl Core {
         Core {
             routes: self.routes.for_another_core(&shared.buffered, running),
             egress: self.egress.clone(),
-            policies: self.policies.clone(),
+            imprinters: self.imprinters.clone(),
             store,
             shared,
             body_timeout: self.body_timeout,

@@ -14,7 +14,7 @@ use super::headers::{self, CacheStatus};
 use super::key::KeyFault;
 use crate::config::OnUnknown;
 use crate::metrics::{Forgery, RequestResult};
-use crate::record::{Doubtful, Reason, RecordId};
+use crate::record::{Doubtful, Fate, Reason, RecordId};
 
 /// How long a caller waits at least before it repeats what may be sent again after a doubt.
 const AFTER_DOUBT: Duration = Duration::from_secs(1);
@@ -30,6 +30,8 @@ pub enum Kind {
     KeyInvalid,
     /// The key was used for another request.
     KeyReused,
+    /// The key was used by somebody else.
+    OtherCaller,
     /// The first request with this key is still running.
     RequestInProgress,
     /// Nobody can tell whether it ran; the answer to a duplicate.
@@ -76,7 +78,7 @@ impl Kind {
             Kind::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
             Kind::SignatureInvalid => StatusCode::UNAUTHORIZED,
             Kind::NoRoute => StatusCode::NOT_FOUND,
-            Kind::EgressRefused => StatusCode::FORBIDDEN,
+            Kind::OtherCaller | Kind::EgressRefused => StatusCode::FORBIDDEN,
         }
     }
 
@@ -87,6 +89,7 @@ impl Kind {
             Kind::KeyMissing => "key-missing",
             Kind::KeyInvalid => "key-invalid",
             Kind::KeyReused => "key-reused",
+            Kind::OtherCaller => "other-caller",
             Kind::RequestInProgress => "request-in-progress",
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => "outcome-unknown",
             Kind::SignatureInvalid => "signature-invalid",
@@ -109,6 +112,7 @@ impl Kind {
             Kind::KeyMissing => "An idempotency key is required",
             Kind::KeyInvalid => "The idempotency key is not usable",
             Kind::KeyReused => "The idempotency key was used for another request",
+            Kind::OtherCaller => "The idempotency key was used by another caller",
             Kind::RequestInProgress => "The first request with this key is still running",
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => {
                 "It is not known whether the request was executed"
@@ -144,10 +148,11 @@ impl Kind {
             | Kind::KeyMissing
             | Kind::KeyInvalid
             | Kind::SignatureInvalid
+            | Kind::KeyReused
+            | Kind::OtherCaller
             | Kind::BodyInvalid
             | Kind::BodyTooLarge
             | Kind::ExpectationFailed => Some(Retry::AfterCorrection),
-            Kind::KeyReused => Some(Retry::NewKey),
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => Some(Retry::Operator),
             Kind::ResponseNotRetained => Some(Retry::Never),
             Kind::RequestInProgress
@@ -164,6 +169,7 @@ impl Kind {
             Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid => RequestResult::KeyRejected,
             Kind::SignatureInvalid => RequestResult::SignatureRejected,
             Kind::KeyReused => RequestResult::KeyReused,
+            Kind::OtherCaller => RequestResult::OtherCaller,
             Kind::RequestInProgress => RequestResult::InProgress,
             Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => RequestResult::Unknown,
             Kind::BodyInvalid | Kind::BodyTooLarge | Kind::BodyTimeout | Kind::ExpectationFailed => {
@@ -191,8 +197,6 @@ impl Kind {
 pub enum Retry {
     /// Mend the request first.
     AfterCorrection,
-    /// Use a new key: this one belongs to another request.
-    NewKey,
     /// Send the same request with the same key again.
     SameKey,
     /// Nothing: a person has to find out what happened.
@@ -205,7 +209,6 @@ impl Retry {
     fn word(self) -> &'static str {
         match self {
             Retry::AfterCorrection => "after-correction",
-            Retry::NewKey => "new-key",
             Retry::SameKey => "same-key",
             Retry::Operator => "operator",
             Retry::Never => "never",
@@ -213,13 +216,8 @@ impl Retry {
     }
 
     /// The Stripe SDKs repeat every 409 and 5xx by themselves unless this header says otherwise.
-    fn stripe_should_retry(self) -> Option<HeaderValue> {
-        match self {
-            Retry::SameKey => Some(HeaderValue::from_static("true")),
-            Retry::Operator | Retry::Never | Retry::NewKey | Retry::AfterCorrection => {
-                Some(HeaderValue::from_static("false"))
-            }
-        }
+    fn stripe_should_retry(self) -> HeaderValue {
+        HeaderValue::from_static(if self == Retry::SameKey { "true" } else { "false" })
     }
 }
 
@@ -233,6 +231,7 @@ pub struct Problem {
     record: Option<RecordId>,
     original_status: Option<u16>,
     reason: Option<Reason>,
+    differs: Vec<&'static str>,
 }
 
 impl Problem {
@@ -246,6 +245,7 @@ impl Problem {
             record: None,
             original_status: None,
             reason: None,
+            differs: Vec::new(),
         }
     }
 
@@ -391,14 +391,60 @@ impl Problem {
         .about(id)
     }
 
-    /// Another request came under a used key.
-    pub fn reused(id: &RecordId) -> Problem {
+    /// Another request came under a used key. `differs` names what does, as far as that is known.
+    ///
+    /// Never advises another key: a client that only wrote the same body another way would execute its request twice.
+    pub fn reused(id: &RecordId, fate: Fate, status: Option<u16>, differs: Vec<&'static str>) -> Problem {
+        let difference = if differs.is_empty() {
+            "The first request with this key was recorded by an earlier version, and cannot be compared with this one."
+                .to_owned()
+        } else {
+            format!("This key was used for a different request: another {}.", differs.join(", another "))
+        };
+        let first = match (fate, status) {
+            (Fate::Running, _) => "The first request is still running.".to_owned(),
+            (Fate::Unknown, _) => {
+                format!(
+                    "The outcome of the first request is not known; an operator has to find out and resolve record {id}."
+                )
+            }
+            (Fate::Answered, Some(status)) => format!("The first request ended with {status}."),
+            (Fate::Answered, None) => "The first request has ended.".to_owned(),
+        };
+        let next = match fate {
+            Fate::Unknown => "Nothing was forwarded.",
+            Fate::Running | Fate::Answered => {
+                "Nothing was forwarded; the first request, sent again as it was, gets the answer to it."
+            }
+        };
+        let mut problem = Problem::new(Kind::KeyReused, format!("{difference} {first} {next}"));
+        problem.differs = differs;
+        if fate == Fate::Unknown {
+            problem.retry = Some(Retry::Operator);
+        }
+        problem.about(id).with_original_status(status)
+    }
+
+    /// The key was used with other credentials. The record is named, whose id whoever knows scope and key can compute;
+    /// nothing else of it is said.
+    pub fn other_caller(id: &RecordId) -> Problem {
         Problem::new(
-            Kind::KeyReused,
-            "This key was used for a different request (method, path, query or body differ). Use a new key for a \
-             changed request.",
+            Kind::OtherCaller,
+            "The first request with this key came with other credentials, or its record does not say with which. Its \
+             answer is for that caller alone; nothing was forwarded.",
         )
         .about(id)
+    }
+
+    /// What it says of a request that has a record; `None` where it has none.
+    pub fn fate(&self) -> Option<(Fate, Option<u16>)> {
+        match self.kind {
+            Kind::OutcomeUnknown | Kind::OutcomeUnknownBroken | Kind::OutcomeUnknownTimeout => {
+                self.record.as_ref().map(|_| (Fate::Unknown, self.original_status))
+            }
+            Kind::ResponseNotRetained => Some((Fate::Answered, self.original_status)),
+            _ => None,
+        }
     }
 
     /// The record is complete, but its body was not kept.
@@ -443,6 +489,9 @@ impl Problem {
         if let Some(reason) = self.reason {
             body.insert("reason".into(), reason.as_str().into());
         }
+        if !self.differs.is_empty() {
+            body.insert("differs".into(), self.differs.into());
+        }
         if let Some(original) = self.original_status {
             body.insert("original_status".into(), original.into());
         }
@@ -455,7 +504,7 @@ impl Problem {
         if let Some(pause) = self.retry_after {
             fields.insert(RETRY_AFTER, HeaderValue::from(pause.as_secs().max(1)));
         }
-        if let Some(value) = self.retry.and_then(Retry::stripe_should_retry) {
+        if let Some(value) = self.retry.map(Retry::stripe_should_retry) {
             fields.insert("stripe-should-retry", value);
         }
         headers::add_cache_status(fields, &CacheStatus::Problem(self.kind.word()));

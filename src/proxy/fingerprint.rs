@@ -1,25 +1,33 @@
-//! The fourth step: what a request is, in 36 bytes, so that a key used for another request is noticed.
+//! The fourth step: what a request is, so that a key used for another request is noticed, and another caller.
 //!
-//! A digest over method, path and query as received, the body in the way the route's settings say, and the header
-//! fields they name. Separate from the key, because the same key with another fingerprint is a caller's mistake.
-//! Pure: it waits for nothing.
+//! A digest over what counts under the route's settings: method, path and query less the parameters that are ignored, the
+//! host where the upstream sees it, the listed header fields, and the body in the way the settings say. Beside it short
+//! digests of the parts as they came, and hashes of credentials ([`credentials`]). Separate from the key, because the same
+//! key with another fingerprint is a caller's mistake. Pure: it waits for nothing.
 
 mod form;
 mod json;
 mod multipart;
+mod target;
+
+pub mod credentials;
+pub mod differs;
 
 use http::HeaderMap;
-use http::header::{CONTENT_TYPE, HeaderName};
+use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use http::request::Parts;
+use sha2::{Digest, Sha256};
 
 use super::key::JsonFault;
 use super::key::transcript::Transcript;
-use crate::config::{self, BodyMode};
+use crate::config::{self, BodyMode, OPERATION};
 use crate::record;
+use credentials::Compared;
 use json::Ignored;
+use target::IgnoredQuery;
 
 /// Changes whenever the same request would get another digest; stored digests of other versions are not compared.
-const FORMAT_VERSION: u8 = 1;
+const FORMAT_VERSION: u8 = 2;
 
 /// How a body was hashed. The first bytes of what is hashed of it, so that no two ways can give one digest.
 mod tag {
@@ -43,20 +51,78 @@ pub struct Policy {
     id: [u8; 4],
     body: BodyMode,
     headers: Vec<HeaderName>,
+    /// Whether no header field counts but those that choose an operation.
+    operation_alone: bool,
     ignored: Ignored,
+    ignored_query: IgnoredQuery,
+    host: bool,
+}
+
+/// What the policy made of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Print {
+    /// What the request is under the settings.
+    pub fingerprint: record::Fingerprint,
+    /// What it is as it came.
+    pub parts: record::Parts,
+}
+
+/// Makes the imprints of the requests of one route.
+#[derive(Clone, Debug)]
+pub struct Imprinter {
+    /// What counts.
+    pub policy: Policy,
+    callers: Option<Compared>,
+}
+
+impl Imprinter {
+    /// As the route's settings say.
+    pub fn of(route: &config::Route) -> Imprinter {
+        Imprinter { policy: Policy::of(route), callers: Compared::of(route) }
+    }
+
+    /// The imprint of a request with this print, whose record this is.
+    pub fn imprint(&self, head: &Parts, print: Print, record: &record::RecordId) -> record::Imprint {
+        let credentials = self.callers.as_ref().map(|callers| callers.credentials(head, record));
+        let details = Some(record::Details { parts: print.parts, credentials });
+        record::Imprint { fingerprint: print.fingerprint, details }
+    }
+}
+
+/// A body as it came.
+#[derive(Clone, Copy, Debug)]
+pub enum BodyAsRead<'a> {
+    /// All of it.
+    Whole(&'a [u8]),
+    /// Nothing of it yet. What is made of such a request is equal only to one that was read under the same settings, if
+    /// these leave the body out.
+    Unread,
 }
 
 impl Policy {
     /// The policy of these settings, to be made once per route.
-    pub fn new(config: &config::Fingerprint) -> Policy {
+    pub fn of(route: &config::Route) -> Policy {
+        Policy::new(&route.fingerprint, route.shows_host())
+    }
+
+    /// The same; `host` says whether the host counts.
+    pub fn new(config: &config::Fingerprint, host: bool) -> Policy {
         let mut headers = config.headers.clone();
         headers.sort_unstable_by(|a, b| a.as_str().cmp(b.as_str()));
         headers.dedup();
         let mut ignore = config.ignore.clone();
         ignore.sort_unstable();
         ignore.dedup();
-        let ignored = Ignored::new(&ignore);
-        Policy { id: id(config.body, &headers, &ignore), body: config.body, headers, ignored }
+        let ignored_query = IgnoredQuery::new(&config.ignore_query);
+        Policy {
+            id: id(config.body, &headers, &ignore, &ignored_query, host),
+            body: config.body,
+            operation_alone: headers.iter().all(|name| OPERATION.contains(name)),
+            headers,
+            ignored: Ignored::new(&ignore),
+            ignored_query,
+            host,
+        }
     }
 
     /// Whether the fingerprint is the same for every body.
@@ -64,23 +130,53 @@ impl Policy {
         self.body == BodyMode::Ignore
     }
 
-    /// The fingerprint of a request whose whole body is there.
+    /// The print of a request. `tls` says whether it came so, for the port that need not be named.
     ///
     /// # Errors
     ///
     /// In `json` mode: an object of the body names a member twice, or the body nests too deep.
-    pub fn fingerprint(&self, head: &Parts, body: &[u8]) -> Result<record::Fingerprint, BodyFault> {
+    pub fn print(&self, head: &Parts, body: BodyAsRead<'_>, tls: bool) -> Result<Print, BodyFault> {
+        let host = target::host(head, tls);
+        let operation = fields(&head.headers, &OPERATION);
+        let body_hash: Option<[u8; 32]> = match body {
+            BodyAsRead::Whole(bytes) => Some(Sha256::digest(bytes).into()),
+            BodyAsRead::Unread => None,
+        };
+        let parts = record::Parts::new([
+            target::digest(head),
+            host.digest(),
+            operation.unwrap_or(record::Parts::NONE),
+            fields(&head.headers, &[CONTENT_TYPE, CONTENT_ENCODING]).unwrap_or(record::Parts::NONE),
+            body_hash.map_or(record::Parts::UNREAD, |hash| short(&hash)),
+        ]);
         let mut transcript = Transcript::new();
         transcript.part(head.method.as_str().as_bytes());
-        transcript.part(head.uri.path_and_query().map_or("", |target| target.as_str()).as_bytes());
-        for name in &self.headers {
-            transcript.field(&head.headers, name);
+        self.ignored_query.add(&mut transcript, head);
+        if self.host {
+            host.add(&mut transcript);
         }
-        self.add_body(&mut transcript, head, body)?;
-        Ok(record::Fingerprint { policy: self.id, digest: transcript.finish() })
+        for name in &self.headers {
+            // Hardly a request has one.
+            if self.operation_alone && operation.is_none() {
+                transcript.count(0);
+            } else {
+                transcript.field(&head.headers, name);
+            }
+        }
+        let bytes = if let BodyAsRead::Whole(bytes) = body { bytes } else { &[] };
+        self.add_body(&mut transcript, head, bytes, &body_hash.unwrap_or_default())?;
+        let fingerprint = record::Fingerprint { policy: self.id, digest: transcript.finish() };
+        Ok(Print { fingerprint, parts })
     }
 
-    fn add_body(&self, transcript: &mut Transcript, head: &Parts, body: &[u8]) -> Result<(), BodyFault> {
+    /// Adds the body. Where it counts byte by byte its hash stands for it, so that long ones are hashed once.
+    fn add_body(
+        &self,
+        transcript: &mut Transcript,
+        head: &Parts,
+        body: &[u8],
+        hash: &[u8; 32],
+    ) -> Result<(), BodyFault> {
         let understood = match self.body {
             BodyMode::Ignore => {
                 transcript.tag(tag::IGNORED);
@@ -88,7 +184,7 @@ impl Policy {
             }
             BodyMode::Bytes => {
                 transcript.tag(tag::BYTES);
-                transcript.part(body);
+                transcript.raw(hash);
                 true
             }
             BodyMode::Json => json::add(transcript, body, &self.ignored)?,
@@ -97,10 +193,24 @@ impl Policy {
         };
         if !understood {
             transcript.tag(tag::OTHER);
-            transcript.part(body);
+            transcript.raw(hash);
         }
         Ok(())
     }
+}
+
+/// A short digest of these fields with all their lines; `None` if there are none.
+fn fields<const N: usize>(headers: &HeaderMap, names: &[HeaderName; N]) -> Option<[u8; 16]> {
+    if !names.iter().any(|name| headers.contains_key(name)) {
+        return None;
+    }
+    let mut transcript = Transcript::new();
+    names.iter().for_each(|name| transcript.field(headers, name));
+    Some(short(&transcript.finish()))
+}
+
+fn short<const N: usize>(digest: &[u8; 32]) -> [u8; N] {
+    std::array::from_fn(|at| digest[at])
 }
 
 /// The value of the one `Content-Type` line; with two of them nobody can say what the body is.
@@ -111,7 +221,7 @@ fn content_type(headers: &HeaderMap) -> Option<&[u8]> {
 }
 
 /// Format version and settings, hashed.
-fn id(body: BodyMode, headers: &[HeaderName], ignore: &[String]) -> [u8; 4] {
+fn id(body: BodyMode, headers: &[HeaderName], ignore: &[String], query: &IgnoredQuery, host: bool) -> [u8; 4] {
     let mut transcript = Transcript::new();
     transcript.tag(FORMAT_VERSION);
     transcript.tag(match body {
@@ -121,12 +231,17 @@ fn id(body: BodyMode, headers: &[HeaderName], ignore: &[String]) -> [u8; 4] {
         BodyMode::Form => tag::FORM,
         BodyMode::Multipart => tag::MULTIPART,
     });
-    transcript.count(headers.len());
-    headers.iter().for_each(|name| transcript.part(name.as_str().as_bytes()));
-    transcript.count(ignore.len());
-    ignore.iter().for_each(|pointer| transcript.part(pointer.as_bytes()));
-    let digest = transcript.finish();
-    std::array::from_fn(|at| digest[at])
+    transcript.tag(u8::from(host));
+    let headers = headers.iter().map(HeaderName::as_str);
+    add_list(&mut transcript, headers);
+    add_list(&mut transcript, ignore.iter().map(String::as_str));
+    add_list(&mut transcript, query.names());
+    short(&transcript.finish())
+}
+
+fn add_list<'a>(transcript: &mut Transcript, list: impl ExactSizeIterator<Item = &'a str>) {
+    transcript.count(list.len());
+    list.for_each(|text| transcript.part(text.as_bytes()));
 }
 
 #[cfg(test)]

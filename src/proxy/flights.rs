@@ -14,7 +14,7 @@ use tokio::sync::Notify;
 
 use super::error::{Kind, Problem};
 use super::outcome::Head;
-use crate::record::{Fingerprint, RecordId, Replay, Response};
+use crate::record::{Fate, Imprint, RecordId, Replay, Response};
 
 const SHARDS: usize = 64;
 
@@ -48,6 +48,25 @@ impl Conclusion {
             Conclusion::Answered(answered) => Some(&answered.recorded),
             Conclusion::Replay { replay, .. } => Some(&replay.response),
             Conclusion::Problem(_) => None,
+        }
+    }
+}
+
+impl Conclusion {
+    /// What is known of the request that this is the conclusion of, and the status of its answer; `None` where its key is
+    /// free again, or was never taken.
+    pub fn fate(&self) -> Option<(Fate, Option<u16>)> {
+        match self {
+            Conclusion::Answered(answered) => {
+                let status = Some(answered.recorded.status());
+                match answered.settled {
+                    Settled::Stored | Settled::NotRetained | Settled::NotRecorded => Some((Fate::Answered, status)),
+                    Settled::Doubted => Some((Fate::Unknown, status)),
+                    Settled::Released | Settled::Unprotected => None,
+                }
+            }
+            Conclusion::Replay { replay, .. } => Some((Fate::Answered, Some(replay.response.status()))),
+            Conclusion::Problem(problem) => problem.fate(),
         }
     }
 }
@@ -106,7 +125,7 @@ pub enum Stage {
 /// One key that this process is working on.
 #[derive(Debug)]
 pub struct Flight {
-    fingerprint: Fingerprint,
+    imprint: Imprint,
     /// [`ASKED`], and then once and for all [`GRANTED`] or [`CALLED_OFF`].
     leave_to_send: AtomicU8,
     /// The attempt's caller was told that the outcome is unknown, while the attempt goes on.
@@ -136,9 +155,9 @@ pub enum Turn {
 }
 
 impl Flight {
-    fn new(fingerprint: &Fingerprint) -> Flight {
+    fn new(imprint: &Imprint) -> Flight {
         Flight {
-            fingerprint: *fingerprint,
+            imprint: imprint.clone(),
             leave_to_send: AtomicU8::new(ASKED),
             told_unknown: AtomicBool::new(false),
             stage: Mutex::new((0, Stage::Claiming)),
@@ -184,13 +203,13 @@ impl Flights {
     }
 
     /// Joins the flight of this record, or starts one.
-    pub fn enter(self: &Arc<Flights>, id: &RecordId, fingerprint: &Fingerprint) -> Turn {
+    pub fn enter(self: &Arc<Flights>, id: &RecordId, imprint: &Imprint) -> Turn {
         let mut shard = self.shard(id);
         if let Some(flight) = shard.get(id.hash()) {
             // Taking the seat under the lock makes the number of seats final once the flight left the table.
             return Turn::Join(Seat::take(flight));
         }
-        let flight = Arc::new(Flight::new(fingerprint));
+        let flight = Arc::new(Flight::new(imprint));
         shard.insert(*id.hash(), flight.clone());
         Turn::Lead(Lead { flights: self.clone(), flight, id: id.clone(), listed: true, done: false })
     }
@@ -334,8 +353,8 @@ impl Seat {
     }
 
     /// What the flight's first request was.
-    pub fn fingerprint(&self) -> &Fingerprint {
-        &self.flight.fingerprint
+    pub fn imprint(&self) -> &Imprint {
+        &self.flight.imprint
     }
 
     /// Whether this process's attempt was granted the claim.
@@ -380,13 +399,15 @@ mod tests {
         RecordId::new("r".into(), [7; 16])
     }
 
-    const PRINT: Fingerprint = Fingerprint { policy: [0; 4], digest: [1; 32] };
+    fn imprint() -> Imprint {
+        crate::record::Fingerprint { policy: [0; 4], digest: [1; 32] }.into()
+    }
 
     #[tokio::test]
     async fn a_flight_that_is_dropped_wakes_its_joiners_and_leaves_the_table() {
         let flights = Flights::new();
-        let Turn::Lead(lead) = flights.enter(&id(), &PRINT) else { panic!("the table is empty") };
-        let Turn::Join(mut seat) = flights.enter(&id(), &PRINT) else { panic!("the flight is listed") };
+        let Turn::Lead(lead) = flights.enter(&id(), &imprint()) else { panic!("the table is empty") };
+        let Turn::Join(mut seat) = flights.enter(&id(), &imprint()) else { panic!("the flight is listed") };
         assert!(matches!(seat.stage(), Stage::Claiming));
         drop(lead);
         seat.changed().await;
@@ -397,9 +418,9 @@ mod tests {
     #[tokio::test]
     async fn a_flight_off_the_table_is_not_joined() {
         let flights = Flights::new();
-        let Turn::Lead(mut first) = flights.enter(&id(), &PRINT) else { panic!("the table is empty") };
+        let Turn::Lead(mut first) = flights.enter(&id(), &imprint()) else { panic!("the table is empty") };
         first.leave();
-        let Turn::Lead(_second) = flights.enter(&id(), &PRINT) else { panic!("the first has left") };
+        let Turn::Lead(_second) = flights.enter(&id(), &imprint()) else { panic!("the first has left") };
         // The first must not take the second off the table when it goes.
         drop(first);
         assert_eq!(flights.shard(&id()).len(), 1);
@@ -408,7 +429,7 @@ mod tests {
     #[tokio::test]
     async fn desertion_is_noticed() {
         let flights = Flights::new();
-        let Turn::Lead(lead) = flights.enter(&id(), &PRINT) else { panic!("the table is empty") };
+        let Turn::Lead(lead) = flights.enter(&id(), &imprint()) else { panic!("the table is empty") };
         let seat = lead.seat();
         let waiting = tokio::spawn(async move { lead.deserted().await });
         drop(seat);

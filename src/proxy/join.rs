@@ -10,10 +10,11 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::error::{Kind, Problem};
+use super::fingerprint::differs::differs;
 use super::flights::{Conclusion, Seat, Stage};
 use super::route::Route;
 use crate::config::OnDuplicate;
-use crate::record::{Fingerprint, RecordId};
+use crate::record::{Differences, Fate, Imprint, Likeness, RecordId};
 
 /// How a join ended.
 #[derive(Debug)]
@@ -30,30 +31,69 @@ pub enum Joined {
     AskStore,
 }
 
+/// Who it is that cannot join.
+enum Other {
+    /// Somebody else.
+    Caller,
+    /// Another request.
+    Request(Differences),
+}
+
+impl Other {
+    /// How the join ends for one that is not to get the flight's conclusion; `None` while the store's word is awaited.
+    fn ends(&self, route: &Route, id: &RecordId, stage: &Stage, was_granted: bool) -> Option<Joined> {
+        let (fate, original_status) = match stage {
+            Stage::Claiming => return None,
+            Stage::Elsewhere => return Some(Joined::AskStore),
+            Stage::Granted => (Fate::Running, None),
+            // Only a claim of this process proves that the key was used for it.
+            Stage::Done(conclusion) => match conclusion.fate().filter(|_| was_granted) {
+                Some(fate) => fate,
+                None => return Some(Joined::ByItself),
+            },
+        };
+        Some(Joined::Refused(match self {
+            Other::Caller => Problem::other_caller(id),
+            Other::Request(differences) => {
+                Problem::reused(id, fate, original_status, differs(&route.config, differences))
+            }
+        }))
+    }
+}
+
 /// Waits for the flight for at most `patience`.
 ///
 /// `room` takes a place among those that wait; it is asked only when there is something to wait for.
 pub async fn join<R>(
     route: &Route,
     id: &RecordId,
-    fingerprint: &Fingerprint,
+    imprint: &Imprint,
     mut seat: Seat,
     patience: Duration,
     room: impl FnOnce() -> Option<R>,
 ) -> Joined {
     let mut room = Some(room);
     let mut place = None;
-    if seat.fingerprint().other_policy(fingerprint) {
-        route.metrics.policy_changed.inc();
-    }
-    let other_request = seat.fingerprint().conflicts_with(fingerprint);
+    let other = match seat.imprint().compare(imprint) {
+        Likeness::Same { other_policy } => {
+            if other_policy {
+                route.metrics.policy_changed.inc();
+            }
+            None
+        }
+        Likeness::OtherCaller => Some(Other::Caller),
+        Likeness::Differs(differences) => Some(Other::Request(differences)),
+    };
     let rejects = route.config.on_duplicate == OnDuplicate::Reject;
     let until = Instant::now() + patience;
     loop {
-        match seat.stage() {
-            _ if other_request && seat.was_granted() => return Joined::Refused(Problem::reused(id)),
-            Stage::Done(_) if other_request => return Joined::ByItself,
-            Stage::Elsewhere if other_request => return Joined::AskStore,
+        let stage = seat.stage();
+        if let Some(other) = &other
+            && let Some(ended) = other.ends(route, id, &stage, seat.was_granted())
+        {
+            return ended;
+        }
+        match stage {
             Stage::Done(conclusion) => return Joined::Concluded(conclusion),
             // All that is known here is that another process was at it a while ago. It may be done by now.
             Stage::Elsewhere if rejects || patience.is_zero() => return Joined::AskStore,

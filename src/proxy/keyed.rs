@@ -28,7 +28,7 @@ use super::respond::{self, Answer};
 use super::route::{self, Route};
 use crate::config::{OnDuplicate, OnUnknown};
 use crate::metrics::RequestResult;
-use crate::record::{Fingerprint, Reason};
+use crate::record::{Imprint, Likeness, Reason};
 
 /// A keyed request, read whole.
 pub(super) struct Keyed<'a> {
@@ -40,7 +40,7 @@ pub(super) struct Keyed<'a> {
     pub(super) preferred_wait: Option<Duration>,
     /// Gone once the request can only join.
     pub(super) body: Option<body::Whole>,
-    pub(super) fingerprint: Fingerprint,
+    pub(super) imprint: Imprint,
     pub(super) key: Key,
     pub(super) identity: Identity,
     pub(super) notes: &'a Notes,
@@ -52,18 +52,18 @@ impl Keyed<'_> {
     /// Rare ways are boxed, here and on: the future of each keyed request would be larger by them.
     pub(super) async fn answer(&mut self) -> Result<Answer, Problem> {
         loop {
-            let seat = match self.core.shared.flights.enter(&self.identity.id, &self.fingerprint) {
+            let seat = match self.core.shared.flights.enter(&self.identity.id, &self.imprint) {
                 Turn::Lead(lead) => return self.lead(lead).await,
                 Turn::Join(seat) => seat,
             };
-            if !seat.fingerprint().conflicts_with(&self.fingerprint) {
+            if matches!(seat.imprint().compare(&self.imprint), Likeness::Same { .. }) {
                 self.let_go();
             }
             match Box::pin(self.join(seat)).await {
                 Joined::ByItself => {}
                 Joined::AskStore => {
-                    let Keyed { route, identity, fingerprint, .. } = self;
-                    let asking = claim::ask(route, &self.core.store, &identity.id, fingerprint, self.notes);
+                    let Keyed { route, identity, imprint, .. } = self;
+                    let asking = claim::ask(route, &self.core.store, &identity.id, imprint, self.notes);
                     let conclusion = Box::pin(asking).await;
                     return Ok(self.first(Arc::new(conclusion)));
                 }
@@ -91,7 +91,7 @@ impl Keyed<'_> {
             route: self.route.clone(),
             store: self.core.store.clone(),
             shared: self.core.shared.clone(),
-            claim: claim::attempt(&self.route.config, &self.identity.id, &self.fingerprint, self.key.is_quoted()),
+            claim: claim::attempt(&self.route.config, &self.identity.id, &self.imprint, self.key.is_quoted()),
             outgoing: self.outgoing(body),
             identity: self.identity.clone(),
             key: self.key.clone(),
@@ -121,7 +121,7 @@ impl Keyed<'_> {
     /// Answers a request that may not be forwarded now. Over the limit nothing is claimed; what is done already is
     /// replayed all the same.
     async fn without_room(&self, mut lead: Lead, problem: Problem) -> Answer {
-        let found = claim::look(self.route, &self.core.store, &self.identity.id, &self.fingerprint, self.notes).await;
+        let found = claim::look(self.route, &self.core.store, &self.identity.id, &self.imprint, self.notes).await;
         let conclusion = Arc::new(match found {
             Looked::Absent => problem.into(),
             Looked::Running => Problem::in_progress(&self.identity.id).into(),
@@ -139,7 +139,7 @@ impl Keyed<'_> {
             Some((share, Counted::new(&route.metrics.waiting)))
         };
         let patience = self.preferred_wait.unwrap_or(route.config.wait_timeout);
-        join::join(route, &self.identity.id, &self.fingerprint, seat, patience, room).await
+        join::join(route, &self.identity.id, &self.imprint, seat, patience, room).await
     }
 
     /// Lets go of the request itself, which can only join now. Its parts share the connection's first read buffer; ten

@@ -1,5 +1,7 @@
 //! Properties of the rules that hold whatever is done in whatever order and however much time passes between.
 
+use std::num::NonZeroU64;
+
 use bytes::Bytes;
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -12,7 +14,7 @@ const TOKENS: u8 = 5;
 #[derive(Clone, Debug)]
 enum Operation {
     Claim(Claim),
-    Look(Fingerprint),
+    Look(Imprint),
     Renew(Claim),
     Complete(Claim, u16, Duration),
     Release(Claim),
@@ -31,20 +33,33 @@ fn millis(range: std::ops::Range<u64>) -> impl Strategy<Value = Duration> {
     range.prop_map(Duration::from_millis)
 }
 
-fn fingerprint() -> impl Strategy<Value = Fingerprint> {
-    // Mostly the same request, so that sequences get somewhere.
-    prop_oneof![8 => Just((0, 0)), 1 => Just((0, 1)), 1 => Just((1, 0))]
-        .prop_map(|(policy, digest)| Fingerprint { policy: [policy; 4], digest: [digest; 32] })
+/// Mostly the same request of the same caller, so that sequences get somewhere.
+pub(crate) fn imprint() -> BoxedStrategy<Imprint> {
+    let print = prop_oneof![8 => Just((0, 0)), 1 => Just((0, 1)), 1 => Just((1, 0))];
+    let part = || prop_oneof![12 => Just(0_u8), 1 => Just(1)];
+    let parts = [part(), part(), part(), part(), part()].prop_map(|parts| Parts::new(parts.map(|part| [part; 16])));
+    let header = || prop_oneof![8 => Just(None), 1 => Just(NonZeroU64::new(7)), 1 => Just(NonZeroU64::new(8))];
+    let cookies = prop_oneof![2 => Just(Vec::new()), 4 => vec(1..4_u64, 0..4)];
+    let credentials = ([header(), header(), header()], cookies).prop_map(|(h, c)| Credentials::new(h, c));
+    let credentials = prop_oneof![2 => Just(None), 1 => credentials.prop_map(Some)];
+    let details = (parts, credentials).prop_map(|(parts, credentials)| Details { parts, credentials });
+    let details = prop_oneof![6 => details.prop_map(Some), 1 => Just(None)];
+    (print, details)
+        .prop_map(|((policy, digest), details)| Imprint {
+            fingerprint: Fingerprint { policy: [policy; 4], digest: [digest; 32] },
+            details,
+        })
+        .boxed()
 }
 
 fn claim_of_any() -> impl Strategy<Value = Claim> {
     let on_unknown = prop_oneof![Just(OnUnknown::Hold), Just(OnUnknown::Resend)];
     let unknown_retention = prop_oneof![3 => Just(None), 1 => millis(0..40).prop_map(Some)];
-    (token(), fingerprint(), any::<bool>(), millis(1..30), millis(1..60), on_unknown, unknown_retention).prop_map(
-        |(token, fingerprint, quoted, lease, abandon_after, on_unknown, unknown_retention)| Claim {
+    (token(), imprint(), any::<bool>(), millis(1..30), millis(1..60), on_unknown, unknown_retention).prop_map(
+        |(token, imprint, quoted, lease, abandon_after, on_unknown, unknown_retention)| Claim {
             id: RecordId::new("r".into(), [0; 16]),
             token,
-            fingerprint,
+            imprint,
             quoted,
             lease,
             abandon_after,
@@ -59,7 +74,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     let reason = (0..Reason::ALL.len()).prop_map(|n| Reason::ALL[n]);
     prop_oneof![
         6 => claim_of_any().prop_map(Operation::Claim),
-        1 => fingerprint().prop_map(Operation::Look),
+        1 => imprint().prop_map(Operation::Look),
         2 => claim_of_any().prop_map(Operation::Renew),
         3 => (claim_of_any(), status(), millis(1..60)).prop_map(|(c, s, r)| Operation::Complete(c, s, r)),
         3 => claim_of_any().prop_map(Operation::Release),
@@ -116,7 +131,7 @@ impl Store {
                 let reply = claim(slot, c, now);
                 granted = matches!(reply, ClaimReply::Granted { .. }).then_some(c.token);
             }),
-            Operation::Look(fingerprint) => on_slot(None, &mut |slot| drop(look(slot, fingerprint, now))),
+            Operation::Look(asking) => on_slot(None, &mut |slot| drop(look(slot, asking, now))),
             Operation::Renew(c) => on_slot(Some(c.token), &mut |slot| {
                 let _ = renew(slot, c, now);
             }),
@@ -222,6 +237,35 @@ proptest! {
     }
 
     #[test]
+    fn nothing_is_given_to_another_request_or_to_another_caller(history in history()) {
+        let mut store = Store::default();
+        for (pause, operation) in &history {
+            let step = store.apply(*pause, operation);
+            let Some(before) = step.before.filter(|r| !is_expired(r, step.now)) else { continue };
+            let (Operation::Claim(Claim { imprint: asking, .. }) | Operation::Look(asking)) = operation else { continue };
+            let slot = &mut Slot { record: Some(before.clone()), tombstone: false };
+            let LookReply::Taken(told) = look(slot, asking, step.now) else { unreachable!("it has not expired") };
+            let (shown, first) = (asking.details.as_ref(), before.imprint.details.as_ref());
+            let asks = shown.and_then(|details| details.credentials.as_ref());
+            let made = first.and_then(|details| details.credentials.as_ref());
+            // Said in other words than the rule's.
+            let is_caller = asks.is_none_or(|asks| made.is_some_and(|made| {
+                let shares = made.cookies().iter().filter(|cookie| asks.cookies().contains(cookie)).count() > 0;
+                made.headers == asks.headers && (made.cookies().is_empty() || shares)
+            }));
+            let (one, other) = (before.imprint.fingerprint, asking.fingerprint);
+            let as_they_came = first.is_some() && first.map(|d| d.parts) == shown.map(|d| d.parts);
+            let is_same = one == other || (one.policy != other.policy && as_they_came);
+            match told {
+                Taken::OtherCaller => prop_assert!(!is_caller),
+                Taken::Reused(_) => prop_assert!(is_caller && !is_same),
+                _ => prop_assert!(is_caller && is_same, "{told:?} for {asking:?} of {before:?}"),
+            }
+            prop_assert!(step.granted.is_none() || (is_caller && is_same), "{operation:?} was granted over {before:?}");
+        }
+    }
+
+    #[test]
     fn a_buried_token_is_never_granted_and_never_writes(history in history()) {
         let mut store = Store::default();
         for (pause, operation) in &history {
@@ -289,4 +333,11 @@ fn a_record_id_reads_back_and_nothing_else_is_one() {
     ] {
         assert!(text.parse::<RecordId>().is_err(), "{text:?} was taken for a record id");
     }
+}
+
+#[test]
+fn a_caller_with_more_cookies_than_are_kept_is_known_by_those_that_are() {
+    let all: Vec<u64> = (0..200).rev().collect();
+    let credentials = Credentials::new([None; Credentials::HEADERS], all);
+    assert_eq!(credentials.cookies(), (0..Credentials::MOST_COOKIES as u64).collect::<Vec<_>>());
 }

@@ -19,7 +19,7 @@ use super::watchers::Watchers;
 use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 use crate::metrics::Metrics;
 use crate::record::{
-    self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
+    self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record,
     RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Slot, Timestamp, Token,
 };
 
@@ -295,12 +295,12 @@ impl Store for Disk {
         })
     }
 
-    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
-        let fingerprint = *fingerprint;
+    fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
+        let asking = asking.clone();
         // A lapse that it finds is a matter of time alone, so the sweep may be the one to write it down.
-        Box::pin(self.read_record(id, move |record, now| {
-            record::look(&mut Slot { record, tombstone: false }, &fingerprint, now)
-        }))
+        Box::pin(
+            self.read_record(id, move |record, now| record::look(&mut Slot { record, tombstone: false }, &asking, now)),
+        )
     }
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {

@@ -10,8 +10,8 @@ use super::report::Report;
 use super::{Answer, NotReady, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 use crate::metrics::{Metrics, StoreOperationMetrics};
 use crate::record::{
-    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
-    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Token,
+    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record, RecordId,
+    ReleaseReply, RenewReply, ResolveReply, Response, Token,
 };
 
 /// The same store, measured.
@@ -94,8 +94,8 @@ impl Store for Measured {
         self.operations.measure(|of| &of.claim, self.inner.claim(claim))
     }
 
-    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
-        self.operations.measure(|of| &of.look, self.inner.look(id, fingerprint))
+    fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
+        self.operations.measure(|of| &of.look, self.inner.look(id, asking))
     }
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {

@@ -15,7 +15,7 @@ use super::watchers::Watchers;
 use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, Watch};
 use crate::metrics::Metrics;
 use crate::record::{
-    self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
+    self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record,
     RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Slot, Timestamp, Token,
 };
 
@@ -137,8 +137,8 @@ impl Store for Memory {
         Box::pin(async move { Ok(self.0.apply(&claim.id, Some(claim.token), rule)) })
     }
 
-    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
-        let rule = |slot: &mut Slot, now| record::look(slot, fingerprint, now);
+    fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
+        let rule = |slot: &mut Slot, now| record::look(slot, asking, now);
         Box::pin(async move { Ok(self.0.apply(id, None, rule)) })
     }
 

@@ -22,7 +22,7 @@ use super::{Answer, NotReady, OpenError, OpenState, Opened, Page, Query, Store, 
 use crate::config::store::Postgres;
 use crate::metrics::Metrics;
 use crate::record::{
-    self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
+    self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record,
     RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Slot, State, TOMBSTONE_TTL, Taken, Timestamp, Token,
 };
 
@@ -148,10 +148,11 @@ impl PostgresStore {
         let limits = self.limits();
         health::admit_claim(&self.shared, &self.claims, limits).await?;
         let (hash, route, revision) = (Sixteen::of(&claim.id), claim.id.route(), fresh_revision());
-        let (token, print) = (Sixteen::token(&claim.token), row::print_bytes(&claim.fingerprint));
+        let (token, print) = (Sixteen::token(&claim.token), claim.imprint.fingerprint.to_bytes());
+        let (print, details) = (&print[..], row::block_of(claim.imprint.details.as_ref()));
         let (lease, abandon_after) = (millis(claim.lease), millis(claim.abandon_after));
         let keep = claim.unknown_retention.map(millis);
-        let params: [Param<'_>; 9] = [
+        let params: [Param<'_>; 10] = [
             (&hash, Type::UUID),
             (&route, Type::TEXT),
             (&revision, Type::INT8),
@@ -161,6 +162,7 @@ impl PostgresStore {
             (&lease, Type::INT8),
             (&abandon_after, Type::INT8),
             (&keep, Type::INT8),
+            (&details, Type::BYTEA),
         ];
         let found = Found::read(&self.ask(&self.claims, &self.shared.statements.claim, &params, limits).await?)?;
         if found.done {
@@ -376,8 +378,8 @@ impl Store for PostgresStore {
         Box::pin(PostgresStore::claim(self, claim))
     }
 
-    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
-        let rule = |slot: &mut Slot, now| record::look(slot, fingerprint, now);
+    fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
+        let rule = |slot: &mut Slot, now| record::look(slot, asking, now);
         Box::pin(async move { self.apply(id, None, None, self.limits(), rule).await })
     }
 

@@ -157,7 +157,7 @@ impl Probe<'_> {
         let mut took = Vec::with_capacity(LOOKS);
         for _ in 0..LOOKS {
             let start = Instant::now();
-            let look = self.store.look(&claim.id, &claim.fingerprint);
+            let look = self.store.look(&claim.id, &claim.imprint);
             if !self.step("look", look, |reply| *reply == LookReply::Absent).await? {
                 return Ok(());
             }
@@ -186,7 +186,7 @@ impl Probe<'_> {
         }
         let replayed =
             |reply: &_| matches!(reply, LookReply::Taken(Taken::Completed(replay)) if replay.response == response);
-        self.step("look", self.store.look(&claim.id, &claim.fingerprint), replayed).await?;
+        self.step("look", self.store.look(&claim.id, &claim.imprint), replayed).await?;
         let forget = self.store.forget(&claim.id, claim.token, false);
         self.step("forget", forget, |reply| *reply == ForgetReply::Forgotten).await.map(drop)
     }
@@ -266,7 +266,7 @@ fn claim() -> Claim {
     Claim {
         id: RecordId::new(ROUTE.into(), *Token::new().as_bytes()),
         token,
-        fingerprint: Fingerprint { policy: [0; 4], digest: [0; 32] },
+        imprint: Fingerprint { policy: [0; 4], digest: [0; 32] }.into(),
         quoted: false,
         lease: LIFE,
         abandon_after: LIFE,

@@ -25,8 +25,8 @@ use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError,
 use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
 use crate::record::{
-    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, OnUnknown, Reason,
-    Record, RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Taken, Timestamp, Token, lapse,
+    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, OnUnknown, Reason, Record,
+    RecordId, ReleaseReply, RenewReply, Replay, ResolveReply, Response, Taken, Timestamp, Token, lapse,
 };
 
 mod acknowledge;
@@ -156,7 +156,7 @@ impl RedisStore {
             }
         };
         let answer = ask(lane.to_shard(claim.id.hash()[0]), &Question::Claim(call), limits).await?;
-        self.told(&claim.id, &claim.fingerprint, claimed(answer)?)
+        self.told(&claim.id, claimed(answer, &claim.imprint)?)
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
@@ -177,7 +177,7 @@ impl RedisStore {
         limits: Limits,
     ) -> Result<ClaimReply, StoreError> {
         for tries in 1.. {
-            if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, &head, now, limits).await? {
+            if let Some(replay) = self.fetch(&claim.id, &claim.imprint, &head, now, limits).await? {
                 return Ok(Taken::Completed(replay).into());
             }
             if tries == VANISHED_AT_MOST {
@@ -191,16 +191,16 @@ impl RedisStore {
         Err(vanishing())
     }
 
-    async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
+    async fn look(&self, id: &RecordId, asking: &Imprint) -> Result<LookReply, StoreError> {
         let limits = self.limits();
         for _ in 0..VANISHED_AT_MOST {
             let names = self.shared.keys.names(id, None);
-            let call = Call::new(&self.shared.scripts.look, &names).fingerprint(fingerprint);
-            let answer = looked(self.ask(&self.claims, id, call, limits).await?)?;
-            match self.told(id, fingerprint, answer)? {
+            let call = Call::new(&self.shared.scripts.look, &names).imprint(asking);
+            let answer = looked(self.ask(&self.claims, id, call, limits).await?, asking)?;
+            match self.told(id, answer)? {
                 Told::Reply(reply) => return Ok(reply),
                 Told::Head(head, now) => {
-                    if let Some(replay) = Box::pin(self.fetch(id, fingerprint, &head, now, limits)).await? {
+                    if let Some(replay) = Box::pin(self.fetch(id, asking, &head, now, limits)).await? {
                         return Ok(Taken::Completed(replay).into());
                     }
                 }
@@ -210,20 +210,13 @@ impl RedisStore {
     }
 
     /// What a script's answer comes to, as far as it can be told without another trip.
-    fn told<R: From<Taken>>(
-        &self,
-        id: &RecordId,
-        fingerprint: &Fingerprint,
-        answer: Answered<R>,
-    ) -> Result<Told<R>, StoreError> {
+    fn told<R: From<Taken>>(&self, id: &RecordId, answer: Answered<R>) -> Result<Told<R>, StoreError> {
         match answer {
             Answered::Decided { reply, lapsed } => {
                 self.count_stale(id, lapsed);
                 Ok(Told::Reply(reply))
             }
-            Answered::Completed(Completed::Whole { record, now }) => {
-                replies::replay(record, fingerprint, now).map(|replay| Told::Reply(Taken::Completed(replay).into()))
-            }
+            Answered::Completed(Completed::Whole(replay)) => Ok(Told::Reply(Taken::Completed(replay).into())),
             Answered::Completed(Completed::Head { head, now }) => Ok(Told::Head(head, now)),
         }
     }
@@ -233,7 +226,7 @@ impl RedisStore {
     async fn fetch(
         &self,
         id: &RecordId,
-        fingerprint: &Fingerprint,
+        asking: &Imprint,
         head: &[u8],
         now: Timestamp,
         limits: Limits,
@@ -244,7 +237,7 @@ impl RedisStore {
         match one(ask(self.bodies.to_shard(id.hash()[0]), &question, limits).await?)? {
             Value::BulkString(value) if value.starts_with(head) => {
                 let record = codec::decode(Bytes::from(value)).map_err(replies::unreadable)?;
-                replies::replay(record, fingerprint, now).map(Some)
+                replies::replay(record, asking, now).map(Some)
             }
             _ => Ok(None),
         }
@@ -274,7 +267,7 @@ impl RedisStore {
         limits: Limits,
     ) -> Result<CompleteReply, StoreError> {
         for tries in 1.. {
-            if let Some(replay) = self.fetch(&claim.id, &claim.fingerprint, &head, now, limits).await? {
+            if let Some(replay) = self.fetch(&claim.id, &claim.imprint, &head, now, limits).await? {
                 return Ok(CompleteReply::Already(replay));
             }
             if tries == VANISHED_AT_MOST {
@@ -298,7 +291,7 @@ impl RedisStore {
         let scripts = [&self.shared.scripts.complete_if_room, &self.shared.scripts.complete];
         let call = |script, whole| self.attempt(script, claim, &Wish::completed(claim, response, retention, whole));
         let (answer, kept) = self.write(&claim.id, scripts, Some(response), limits, call).await?;
-        match Recorded::read(answer)? {
+        match Recorded::read(answer, &claim.imprint)? {
             Recorded::Decided(CompleteReply::Stored) if !kept => {
                 Ok(Told::Reply(CompleteReply::WithoutBody { rewritten: false }))
             }
@@ -306,9 +299,7 @@ impl RedisStore {
                 Ok(Told::Reply(CompleteReply::WithoutBody { rewritten: true }))
             }
             Recorded::Decided(reply) => Ok(Told::Reply(reply)),
-            Recorded::Already(Completed::Whole { record, now }) => {
-                replies::replay(record, &claim.fingerprint, now).map(CompleteReply::Already).map(Told::Reply)
-            }
+            Recorded::Already(Completed::Whole(replay)) => Ok(Told::Reply(CompleteReply::Already(replay))),
             Recorded::Already(Completed::Head { head, now }) => Ok(Told::Head(head, now)),
         }
     }
@@ -467,8 +458,8 @@ impl Store for RedisStore {
         Box::pin(self.claim(claim))
     }
 
-    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
-        Box::pin(self.look(id, fingerprint))
+    fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
+        Box::pin(self.look(id, asking))
     }
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {

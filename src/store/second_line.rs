@@ -13,7 +13,7 @@ use std::time::Duration;
 use super::report::{Report, SECOND, Weight};
 use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, Watch};
 use crate::record::{
-    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
+    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, Likeness, LookReply, Reason, Record,
     RecordId, ReleaseReply, RenewReply, ResolveReply, Response, State, Taken, Token,
 };
 
@@ -42,7 +42,7 @@ impl SecondLine {
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let first = match self.first.claim(claim).await? {
             ClaimReply::Granted { attempts, taken_over } => (attempts, taken_over),
-            ClaimReply::Taken(taken) => return self.told(taken, &claim.id, &claim.fingerprint).await.map(Into::into),
+            ClaimReply::Taken(taken) => return self.told(taken, &claim.id, &claim.imprint).await.map(Into::into),
             ClaimReply::Lost => return Ok(ClaimReply::Lost),
         };
         let second = match self.second.claim(claim).await {
@@ -76,7 +76,8 @@ impl SecondLine {
                 Ok(Taken::Unknown(doubtful).into())
             }
             // Its owner's next renewal brings it back.
-            reply @ (ClaimReply::Taken(Taken::InProgress { .. } | Taken::Reused) | ClaimReply::Lost) => {
+            reply @ (ClaimReply::Taken(Taken::InProgress { .. } | Taken::Reused(_) | Taken::OtherCaller)
+            | ClaimReply::Lost) => {
                 self.hand_back(claim).await;
                 Ok(reply)
             }
@@ -97,14 +98,13 @@ impl SecondLine {
     }
 
     /// What both lines say, where the first has a record.
-    async fn told(&self, first: Taken, id: &RecordId, fingerprint: &Fingerprint) -> Result<Taken, StoreError> {
+    async fn told(&self, first: Taken, id: &RecordId, asking: &Imprint) -> Result<Taken, StoreError> {
         match first {
             // A completion may have reached the second line alone.
-            Taken::Unknown(_) => Ok(self.second_opinion(id, fingerprint).await.unwrap_or(first)),
+            Taken::Unknown(_) => Ok(self.second_opinion(id, asking).await.unwrap_or(first)),
             // A first line that had forgotten the record grants its key to any request, until the second refuses that
-            // one: its word alone would send the true owner away with "use a new key". So without the second line there
-            // is no answer.
-            Taken::Reused => Ok(match self.second.look(id, fingerprint).await? {
+            // one: its word alone would refuse the true owner. So without the second line there is no answer.
+            Taken::Reused(_) | Taken::OtherCaller => Ok(match self.second.look(id, asking).await? {
                 LookReply::Taken(second) => second,
                 LookReply::Absent => first,
             }),
@@ -113,9 +113,9 @@ impl SecondLine {
     }
 
     /// What the second line knows of a record that is unknown to the first. If it is completed, the first is told.
-    async fn second_opinion(&self, id: &RecordId, fingerprint: &Fingerprint) -> Option<Taken> {
+    async fn second_opinion(&self, id: &RecordId, asking: &Imprint) -> Option<Taken> {
         // Without the second line the record is as unknown as before.
-        let LookReply::Taken(second) = self.second.look(id, fingerprint).await.ok()? else { return None };
+        let LookReply::Taken(second) = self.second.look(id, asking).await.ok()? else { return None };
         if let Taken::Completed(replay) = &second
             && let Ok(Some(record)) = self.first.get(id).await
         {
@@ -127,9 +127,9 @@ impl SecondLine {
         (!matches!(second, Taken::InProgress { .. })).then_some(second)
     }
 
-    async fn look(&self, id: &RecordId, fingerprint: &Fingerprint) -> Result<LookReply, StoreError> {
-        match self.first.look(id, fingerprint).await? {
-            LookReply::Taken(taken) => self.told(taken, id, fingerprint).await.map(Into::into),
+    async fn look(&self, id: &RecordId, asking: &Imprint) -> Result<LookReply, StoreError> {
+        match self.first.look(id, asking).await? {
+            LookReply::Taken(taken) => self.told(taken, id, asking).await.map(Into::into),
             // A waiter never becomes an owner. What the first line forgot is found when the key is claimed again.
             LookReply::Absent => Ok(LookReply::Absent),
         }
@@ -220,9 +220,9 @@ impl SecondLine {
         }
         // The first line's record may bear the token of an attempt that came upon what it had forgotten, and even be that
         // of another request, which the second refused.
-        if let Some(Record { token, fingerprint, .. }) = self.first.get(id).await? {
-            let same =
-                self.second.get(id).await?.is_some_and(|record| !record.fingerprint.conflicts_with(&fingerprint));
+        if let Some(Record { token, imprint, .. }) = self.first.get(id).await? {
+            let is_like = |record: Record| matches!(record.imprint.compare(&imprint), Likeness::Same { .. });
+            let same = self.second.get(id).await?.is_some_and(is_like);
             match finding {
                 Finding::Executed { .. } if same => self.first.resolve(id, token, finding, true).await.map(drop)?,
                 _ => self.first.forget(id, token, true).await.map(drop)?,
@@ -307,8 +307,8 @@ impl Store for SecondLine {
         Box::pin(SecondLine::claim(self, claim))
     }
 
-    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
-        Box::pin(SecondLine::look(self, id, fingerprint))
+    fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
+        Box::pin(SecondLine::look(self, id, asking))
     }
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {

@@ -63,7 +63,7 @@ impl Operated {
         let claim = Claim {
             id: RecordId::new("payments".into(), hash),
             token: Token::new(),
-            fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+            imprint: Fingerprint { policy: [1; 4], digest: [2; 32] }.into(),
             quoted: false,
             lease: Duration::from_secs(60),
             abandon_after: Duration::from_secs(300),

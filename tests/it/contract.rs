@@ -11,8 +11,8 @@ use bytes::Bytes;
 use onceproxy::config::store::{Backend, StoreConfig};
 use onceproxy::metrics::Metrics;
 use onceproxy::record::{
-    Claim, ClaimReply, CompleteReply, Doubtful, Fingerprint, OnUnknown, Reason, Record, RecordId, Replay, Response,
-    State, Taken, Token,
+    Claim, ClaimReply, CompleteReply, Details, Doubtful, Fingerprint, Imprint, OnUnknown, Parts, Reason, Record,
+    RecordId, Replay, RequestPart, Response, State, Taken, Token,
 };
 use onceproxy::store::{Opened, Store};
 
@@ -20,6 +20,7 @@ mod attempts;
 mod bodies;
 mod claims;
 mod expiry;
+mod imprints;
 mod lists;
 mod operators;
 mod watches;
@@ -30,6 +31,7 @@ pub(crate) async fn suite(open: impl Fn() -> Arc<dyn Store>) {
     let pair = Pair { one: open(), two: open() };
     ready(&pair).await;
     claims::rules(&pair).await;
+    imprints::rules(&pair).await;
     attempts::rules(&pair).await;
     operators::rules(&pair).await;
     expiry::rules(&pair).await;
@@ -93,12 +95,20 @@ fn fresh_id() -> RecordId {
     fresh_id_on("contract")
 }
 
-fn fingerprint(digest: u8) -> Fingerprint {
-    Fingerprint { policy: [1, 0, 0, 255], digest: [digest; 32] }
+/// The imprint of this request: all parts of another one are others.
+fn imprint(request: u8) -> Imprint {
+    imprint_under([1, 0, 0, 255], [request; 32], request)
 }
 
-fn other_policy() -> Fingerprint {
-    Fingerprint { policy: [1, 0, 0, 254], digest: [77; 32] }
+/// The imprint of the first request under other settings.
+fn other_policy() -> Imprint {
+    imprint_under([1, 0, 0, 254], [77; 32], 1)
+}
+
+fn imprint_under(policy: [u8; 4], digest: [u8; 32], parts: u8) -> Imprint {
+    let parts = Parts::new([[parts; 16]; RequestPart::ALL.len()]);
+    let details = Some(Details { parts, credentials: None });
+    Imprint { fingerprint: Fingerprint { policy, digest }, details }
 }
 
 /// A new attempt at this record: same request, hold, nothing runs out.
@@ -106,7 +116,7 @@ fn claim_of(id: RecordId) -> Claim {
     Claim {
         id,
         token: Token::new(),
-        fingerprint: fingerprint(1),
+        imprint: imprint(1),
         quoted: false,
         lease: LONG,
         abandon_after: LONG,

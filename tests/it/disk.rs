@@ -42,7 +42,7 @@ fn claim_of(hash: [u8; 16]) -> Claim {
     Claim {
         id: RecordId::new("disk".into(), hash),
         token: Token::from_bytes(hash),
-        fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+        imprint: Fingerprint { policy: [1; 4], digest: [2; 32] }.into(),
         quoted: false,
         lease: Duration::from_secs(3600),
         abandon_after: Duration::from_secs(3600),

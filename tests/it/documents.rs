@@ -190,11 +190,12 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 19] = [
+const KINDS: [Kind; 20] = [
     Kind::MethodInvalid,
     Kind::KeyMissing,
     Kind::KeyInvalid,
     Kind::KeyReused,
+    Kind::OtherCaller,
     Kind::RequestInProgress,
     Kind::OutcomeUnknown,
     Kind::OutcomeUnknownBroken,

@@ -28,6 +28,7 @@ mod browsers;
 mod claiming;
 mod crash;
 mod keys;
+mod sameness;
 
 mod keeping;
 mod replay;

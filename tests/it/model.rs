@@ -96,7 +96,7 @@ impl Attempts {
         Claim {
             id: RecordId::new("model".into(), [0; 16]),
             token: token(number),
-            fingerprint: Fingerprint { policy: [0; 4], digest: [0; 32] },
+            imprint: Fingerprint { policy: [0; 4], digest: [0; 32] }.into(),
             quoted: false,
             lease: LEASE,
             abandon_after: ABANDON_AFTER,

@@ -47,7 +47,7 @@ impl Expected {
         assert_eq!(answer.all("Cache-Control"), [b"no-store"], "{shown}");
         assert_eq!(answer.field("Retry-After").is_some(), self.retry_after, "Retry-After: {shown}");
         let stripe = match self.retry {
-            "operator" | "never" | "new-key" | "after-correction" => Some("false"),
+            "operator" | "never" | "after-correction" => Some("false"),
             "same-key" => Some("true"),
             _ => None,
         };
@@ -96,7 +96,21 @@ async fn key_reused() {
     let world = World::new(Store::Memory).await;
     world.pay("k-1").await.assert_executed(201);
     let answer = world.send(&Request::pay().key("k-1").target("/other")).await;
-    expect(422, "key-reused", "new-key").of_a_record().check(&answer);
+    expect(422, "key-reused", "after-correction").of_a_record().check(&answer);
+    world.upstream.next(Script::close());
+    assert_eq!(world.pay("k-2").await.status, 502);
+    let answer = world.send(&Request::pay().key("k-2").target("/other")).await;
+    expect(422, "key-reused", "operator").of_a_record().check(&answer);
+}
+
+#[tokio::test]
+async fn other_caller() {
+    let world = World::with(Store::Memory, "scope = []").await;
+    let from = |caller: &str| Request::pay().key("k-1").field("Authorization", caller);
+    world.send(&from("Bearer a")).await.assert_executed(201);
+    let answer = world.send(&from("Bearer b")).await;
+    expect(403, "other-caller", "after-correction").of_a_record().check(&answer);
+    assert_eq!(answer.json().get("original_status"), None, "{}", answer.shown());
 }
 
 #[tokio::test]

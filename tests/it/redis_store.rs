@@ -79,7 +79,7 @@ fn claim() -> Claim {
     Claim {
         id: RecordId::new("redis".into(), *Token::new().as_bytes()),
         token: Token::new(),
-        fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+        imprint: Fingerprint { policy: [1; 4], digest: [2; 32] }.into(),
         quoted: false,
         lease: Duration::from_secs(3600),
         abandon_after: Duration::from_secs(3600),

@@ -89,7 +89,7 @@ fn claim_in(shard: u8) -> Claim {
     Claim {
         id: RecordId::new("redis".into(), hash),
         token: Token::new(),
-        fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+        imprint: Fingerprint { policy: [1; 4], digest: [2; 32] }.into(),
         quoted: false,
         lease: HOUR,
         abandon_after: HOUR,

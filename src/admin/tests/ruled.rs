@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use crate::record::{
-    self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, Fingerprint, ForgetReply, LookReply, Reason, Record,
+    self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record,
     RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Slot, Timestamp, Token,
 };
 use crate::store::report::Report;
@@ -71,7 +71,7 @@ impl Store for Ruled {
         self.apply(&claim.id, |slot, now| record::claim(slot, claim, now))
     }
 
-    fn look<'a>(&'a self, _: &'a RecordId, _: &'a Fingerprint) -> Answer<'a, LookReply> {
+    fn look<'a>(&'a self, _: &'a RecordId, _: &'a Imprint) -> Answer<'a, LookReply> {
         unimplemented!("no admin call looks")
     }
 

@@ -34,6 +34,10 @@ fn presets_differ_as_documented() {
     assert_presets("key_required", ["false", "true", "false"]);
     assert_presets("max_key_length", ["255"; 3]);
     assert_presets("scope", [r#"["header:authorization"]"#, "[]", "[]"]);
+    assert_presets("replay_to", [r#""same-credentials""#, r#""scope""#, r#""scope""#]);
+    let operation = r#"["x-http-method-override", "x-method-override", "x-amz-target", "soapaction"]"#;
+    assert_presets("fingerprint.headers", [operation; 3]);
+    assert_presets("fingerprint.ignore_query", ["[]"; 3]);
     assert_presets("fingerprint.body", [r#""bytes""#, r#""bytes""#, r#""ignore""#]);
     assert_presets("on_duplicate", [r#""wait""#; 3]);
     assert_presets("wait_timeout", [r#""30s""#, r#""30s""#, r#""10s""#]);

@@ -9,6 +9,7 @@ use tokio::task::JoinSet;
 
 use super::medium::Medium;
 use super::*;
+use crate::record::Fingerprint;
 use crate::record::{OnUnknown, State, Taken};
 
 const LONG: Duration = Duration::from_secs(3600);
@@ -87,7 +88,7 @@ fn claim() -> Claim {
     Claim {
         id: RecordId::new("r".into(), *token.as_bytes()),
         token,
-        fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+        imprint: Fingerprint { policy: [1; 4], digest: [2; 32] }.into(),
         quoted: false,
         lease: LONG,
         abandon_after: LONG,
@@ -156,9 +157,9 @@ async fn what_changes_nothing_costs_no_sync() {
         let duplicate = Claim { token: Token::new(), ..first.clone() };
         let reply = world.disk.claim(&duplicate).await.unwrap();
         assert!(!matches!(reply, ClaimReply::Granted { .. }));
-        let reused = Claim { fingerprint: Fingerprint { policy: [1; 4], digest: [9; 32] }, ..duplicate.clone() };
-        assert_eq!(world.disk.claim(&reused).await.unwrap(), ClaimReply::Taken(Taken::Reused));
-        world.disk.look(&first.id, &first.fingerprint).await.unwrap();
+        let reused = Claim { imprint: Fingerprint { policy: [1; 4], digest: [9; 32] }.into(), ..duplicate.clone() };
+        assert!(matches!(world.disk.claim(&reused).await.unwrap(), ClaimReply::Taken(Taken::Reused(_))));
+        world.disk.look(&first.id, &first.imprint).await.unwrap();
         world.disk.get(&first.id).await.unwrap();
         world.disk.renew(&duplicate).await.unwrap();
     }

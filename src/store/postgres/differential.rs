@@ -8,7 +8,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
 use crate::config::store::SslMode;
-use crate::store::redis::differential::{Answered, Model, Operation, expect, finding, print, said, steps, token};
+use crate::store::redis::differential::{Answered, Model, Operation, expect, finding, said, steps, token, usual};
 
 #[path = "../../../tests/it/postgres_server.rs"]
 #[allow(dead_code, reason = "integration tests use the rest of it")]
@@ -86,7 +86,7 @@ impl Bench {
         let store: &dyn Store = &self.store;
         match operation {
             Operation::Claim(a) => said(store.claim(&a.claim(id)).await),
-            Operation::Look { print: p } => said(store.look(id, &print(*p)).await),
+            Operation::Look { imprint } => said(store.look(id, imprint).await),
             Operation::Renew(a) => said(store.renew(&a.claim(id)).await),
             Operation::Complete(a, response, keep) => {
                 let response = response.as_ref().map_or(Response::new(204, [], [], None), Answered::response);
@@ -127,7 +127,7 @@ fn a_tombstone_stands_for_as_long_as_the_rules_say_and_then_its_row_goes() {
         let claim = Claim {
             id,
             token: token(0),
-            fingerprint: print(0),
+            imprint: usual(),
             quoted: false,
             lease: Duration::from_secs(1),
             abandon_after: Duration::from_secs(1),
@@ -152,7 +152,7 @@ fn a_row_of_another_version_is_refused_and_left_alone() {
     let claim = |token_| Claim {
         id: id.clone(),
         token: token(token_),
-        fingerprint: print(0),
+        imprint: usual(),
         quoted: false,
         lease: Duration::from_secs(1),
         abandon_after: Duration::from_secs(1),
@@ -161,7 +161,7 @@ fn a_row_of_another_version_is_refused_and_left_alone() {
     };
     bench.runtime.block_on(async {
         Store::claim(&bench.store, &claim(0)).await.unwrap();
-        for change in ["version = 2", "version = 1, encryption = 3", "encryption = 0, token = NULL"] {
+        for change in ["version = 3", "version = 2, encryption = 3", "encryption = 0, token = NULL"] {
             bench._server.sql(&format!("UPDATE differential.records SET {change}"));
             bench.set_clock(BEGIN + 5000).await;
             bench.ask(&id, &Operation::Sweep).await;

@@ -29,6 +29,8 @@ pub(super) struct Facts {
     role: String,
     /// Those of the schema's tables that are there.
     tables: Vec<String>,
+    /// Whether the table of records has the column `details`, which earlier versions did not make.
+    details: bool,
     /// Whether this user may ask the schema for its version, and there is one to ask.
     tells_version: bool,
     /// The rights that are needed and missing: `INSERT, UPDATE on records`.
@@ -65,6 +67,7 @@ impl Facts {
             direct: row.try_get("direct")?,
             role: row.try_get("role")?,
             tables: row.try_get("tables")?,
+            details: row.try_get("details")?,
             tells_version: row.try_get("tells_version")?,
             lacks: row.try_get("lacks")?,
             ..Facts::default()
@@ -77,6 +80,7 @@ impl Facts {
         match Fit::of(self.format) {
             _ if !self.is_empty() && !self.has("records") => Fit::WithoutRecords,
             Fit::Right if !self.has("sweep") => Fit::WithoutSweep,
+            Fit::Right if !self.details => Fit::WithoutDetails,
             fit => fit,
         }
     }
@@ -163,6 +167,7 @@ mod tests {
             number: 150_001,
             format: Some(1),
             tables: tables(&["records", "sweep", "meta"]),
+            details: true,
             schema: "once".into(),
             synchronous_commit,
             fsync: true,
@@ -181,6 +186,7 @@ mod tests {
             (Facts { format: Some(2), ..facts() }, "newer"),
             (Facts { tables: Vec::new(), format: None, ..facts() }, "onceproxy store init"),
             (Facts { tables: tables(&["records", "meta"]), ..facts() }, "table `sweep` is not"),
+            (Facts { details: false, ..facts() }, "column `details` is not"),
             (Facts { tables: tables(&["sweep", "meta"]), ..facts() }, "may be elsewhere"),
             (Facts { tables: tables(&["meta"]), format: None, ..facts() }, "may be elsewhere"),
             (Facts { lacks: vec!["UPDATE on records".into()], ..facts() }, "UPDATE on records"),

@@ -27,6 +27,8 @@ pub(super) enum Fit {
     WithoutRecords,
     /// The table by which one process sweeps is missing, and nothing else.
     WithoutSweep,
+    /// It was made by a program whose records did not say what their requests were as they came.
+    WithoutDetails,
     /// It was made by a program of a later version.
     Newer(i32),
     /// It was made by a program of an earlier version.
@@ -56,6 +58,10 @@ impl Fit {
             Fit::WithoutSweep => format!(
                 "the schema {schema:?} is in this database, but its table `sweep` is not: run `onceproxy store init`"
             ),
+            Fit::WithoutDetails => format!(
+                "the schema {schema:?} was made by an earlier version, and the column `details` is not in its table \
+                 `records`: run `onceproxy store init` of this version; programs of the earlier version go on with it"
+            ),
             Fit::Older(version) => {
                 format!("the schema {schema:?} has version {version}, {VERSION} is needed: run `onceproxy store init`")
             }
@@ -78,7 +84,7 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
         unfit @ (Fit::WithoutRecords | Fit::Newer(_) | Fit::Older(_)) => {
             return Err(InitError::Schema(unfit.complaint(prefix)));
         }
-        Fit::Right | Fit::Missing | Fit::WithoutSweep => {}
+        Fit::Right | Fit::Missing | Fit::WithoutSweep | Fit::WithoutDetails => {}
     }
     let there = parts(&before, &link, &statements, limits).await?;
     let connection = link.connection().await.map_err(|why| InitError::Failed(why.to_string()))?;

@@ -5,15 +5,17 @@ use tokio_postgres::Row;
 use tokio_postgres::types::{FromSql, IsNull, ToSql, Type, to_sql_checked};
 
 use super::statements::Param;
-use crate::record::{Fingerprint, Record, RecordId, Response, State, Timestamp, Token};
-use crate::store::codec::{self, Unreadable};
+use crate::record::{Details, Fingerprint, Imprint, Record, RecordId, Response, State, Timestamp, Token};
+use crate::store::codec::{self, Unreadable, block};
 use crate::store::{StoreError, StoreErrorKind};
 
 const ABSENT: i16 = 0;
 const CLAIMED: i16 = 1;
 const UNKNOWN: i16 = 2;
 const COMPLETED: i16 = 3;
-const VERSION: i16 = 1;
+const VERSION: i16 = 2;
+/// The version before, which knew no details.
+const VERSION_WITHOUT_DETAILS: i16 = 1;
 const TOMBSTONE: usize = 24;
 const DAMAGED: Unreadable = Unreadable::Damaged("its columns do not fit each other");
 
@@ -139,8 +141,10 @@ fn stored(row: &Row, revision: i64) -> Result<Stored, StoreError> {
     };
     let (versions, state, tombstones, left_out) = get().map_err(|e| odd_answer(Some(e)))?;
     match versions {
-        (VERSION, 0) => {}
-        (VERSION, key) => return Err(unreadable(Unreadable::Encrypted(key.try_into().unwrap_or(u8::MAX)))),
+        (VERSION | VERSION_WITHOUT_DETAILS, 0) => {}
+        (VERSION | VERSION_WITHOUT_DETAILS, key) => {
+            return Err(unreadable(Unreadable::Encrypted(key.try_into().unwrap_or(u8::MAX))));
+        }
         (version, _) => return Err(unreadable(Unreadable::Version(version.try_into().unwrap_or(u8::MAX)))),
     }
     let record = match state {
@@ -154,14 +158,19 @@ type Taken<T> = Result<Result<T, Unreadable>, tokio_postgres::Error>;
 
 fn record(row: &Row, state: i16) -> Taken<Record> {
     let token: Option<Sixteen> = row.try_get("token")?;
-    let print: Option<&[u8]> = row.try_get("fingerprint")?;
+    let (print, details): (Option<&[u8]>, Option<&[u8]>) = (row.try_get("fingerprint")?, row.try_get("details")?);
     let number = |name| row.try_get::<_, Option<i64>>(name);
     let [attempts, claimed_at, abandon_at, at, expires_at, keep] =
         ["attempts", "claimed_at", "abandon_at", "moment", "expires_at", "unknown_retention"].map(number);
     let (reason, prior): (Option<i16>, Option<&[u8]>) = (row.try_get("reason")?, row.try_get("prior")?);
     let quoted: Option<bool> = row.try_get("quoted")?;
-    let (Some(Sixteen(token)), Some(fingerprint), Some(quoted)) = (token, print.and_then(fingerprint), quoted) else {
+    let fingerprint = print.and_then(Fingerprint::from_bytes);
+    let (Some(Sixteen(token)), Some(fingerprint), Some(quoted)) = (token, fingerprint, quoted) else {
         return Ok(Err(DAMAGED));
+    };
+    let imprint = match block::read(details.unwrap_or_default()) {
+        Ok(details) => Imprint { fingerprint, details },
+        Err(damage) => return Ok(Err(damage)),
     };
     let (Some(attempts), Some(claimed_at), Some(abandon_at), Some(at)) = (attempts?, claimed_at?, abandon_at?, at?)
     else {
@@ -190,7 +199,7 @@ fn record(row: &Row, state: i16) -> Taken<Record> {
     };
     Ok(Ok(Record {
         token: Token::from_bytes(token),
-        fingerprint,
+        imprint,
         quoted,
         attempts: attempts.try_into().unwrap_or(u32::MAX),
         claimed_at: moment(claimed_at),
@@ -215,14 +224,11 @@ fn response(row: &Row) -> Taken<Option<Response>> {
     })
 }
 
-fn fingerprint(bytes: &[u8]) -> Option<Fingerprint> {
-    let (policy, digest) = bytes.split_first_chunk::<4>()?;
-    Some(Fingerprint { policy: *policy, digest: digest.try_into().ok()? })
-}
-
-/// The fingerprint as it is kept.
-pub(super) fn print_bytes(print: &Fingerprint) -> Vec<u8> {
-    [&print.policy[..], &print.digest[..]].concat()
+/// The block of these details, if there are any.
+pub(super) fn block_of(details: Option<&Details>) -> Option<Vec<u8>> {
+    let mut bytes = Vec::with_capacity(block::len(details));
+    block::put(&mut bytes, details);
+    details.map(|_| bytes)
 }
 
 fn moment(ms: i64) -> Timestamp {
@@ -255,6 +261,7 @@ pub(super) struct Columns {
     state: i16,
     token: Option<Sixteen>,
     fingerprint: Option<Vec<u8>>,
+    details: Option<Vec<u8>>,
     quoted: Option<bool>,
     numbers: [Option<i64>; 6],
     reason: Option<i16>,
@@ -290,7 +297,7 @@ impl Columns {
         let (hash, route) = (Sixteen::of(id), id.route().to_owned());
         let Some(record) = record else {
             let (state, numbers) = (ABSENT, [None; 6]);
-            let (token, fingerprint, quoted, reason, status) = (None, None, None, None, None);
+            let (token, fingerprint, details, quoted, reason, status) = (None, None, None, None, None, None);
             let (fields, body, prior) = (None, None, None);
             return Columns {
                 hash,
@@ -298,6 +305,7 @@ impl Columns {
                 state,
                 token,
                 fingerprint,
+                details,
                 quoted,
                 numbers,
                 reason,
@@ -322,7 +330,8 @@ impl Columns {
             route,
             state,
             token: Some(Sixteen::token(&record.token)),
-            fingerprint: Some(print_bytes(&record.fingerprint)),
+            fingerprint: Some(record.imprint.fingerprint.to_bytes().to_vec()),
+            details: block_of(record.imprint.details.as_ref()),
             quoted: Some(record.quoted),
             numbers: [
                 Some(record.attempts.into()),
@@ -342,7 +351,7 @@ impl Columns {
     }
 
     /// The parameters of `insert.sql` and `replace.sql`.
-    pub(super) fn params<'a>(&'a self, revision: &'a i64) -> [Param<'a>; 20] {
+    pub(super) fn params<'a>(&'a self, revision: &'a i64) -> [Param<'a>; 21] {
         let [attempts, claimed_at, abandon_at, at, expires_at, keep] = &self.numbers;
         [
             (&self.hash, Type::UUID),
@@ -365,6 +374,7 @@ impl Columns {
             (&self.prior, Type::BYTEA),
             (&self.tombstones.bytes, Type::BYTEA),
             (&self.tombstones.until, Type::INT8),
+            (&self.details, Type::BYTEA),
         ]
     }
 }

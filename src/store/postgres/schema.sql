@@ -29,6 +29,8 @@ CREATE TABLE IF NOT EXISTS {schema}.records (
     tombstones bytea NOT NULL,          -- tokens that must not be granted: 16 bytes, and 8 bytes until when
     tombstones_until bigint
 );
+-- What the request was as it came: the block of codec/block.rs. Rows of version 1, from before this column, have none.
+ALTER TABLE {schema}.records ADD COLUMN IF NOT EXISTS details bytea;
 
 -- Bodies are replayed as they are; compressing them would cost more than it saves.
 ALTER TABLE {schema}.records ALTER COLUMN body SET STORAGE EXTERNAL;

@@ -7,8 +7,8 @@ use tokio_postgres::types::{ToSql, Type};
 use super::INLINE_BODY;
 
 /// What follows `now` and `done` in every answer that carries a row. `left_out` says that the body is too large for it.
-const COLUMNS: &str = "r.hash, r.route, r.revision, r.version, r.encryption, r.state, r.token, r.fingerprint, r.quoted, \
-                       r.attempts, r.claimed_at, r.abandon_at, r.moment, r.expires_at, r.unknown_retention, r.reason, \
+const COLUMNS: &str = "r.hash, r.route, r.revision, r.version, r.encryption, r.state, r.token, r.fingerprint, r.details, \
+                       r.quoted, r.attempts, r.claimed_at, r.abandon_at, r.moment, r.expires_at, r.unknown_retention, r.reason, \
                        r.status, r.fields, r.prior, r.tombstones, {body}";
 const NOW: &str = "floor(extract(epoch FROM clock_timestamp()) * 1000)::bigint";
 

@@ -8,7 +8,8 @@ if state == 0 then
   return { 'granted', 1, -1, 0 }
 end
 local resends = ARGV[3] ~= nil
-if conflicts() then return { 'reused' } end
+local like = likeness()
+if like > OTHER_POLICY then return refused(like) end
 local ours = owner == token
 local buried = (ours or resends) and state ~= COMPLETED and has_tombstone()
 if ours and is_undecided() and not buried then
@@ -25,14 +26,14 @@ end
 local lapsed = lapse()
 if state ~= UNKNOWN or not resends or ours or buried then
   if lapsed then save_lapsed() end
-  return found(lapsed)
+  return found(like, lapsed)
 end
 -- Taken over. What was known stays inside, for the case that this attempt sends nothing; it never nests.
 local response = ''
-if fields_size + body_size > 0 then response = redis.call('GETRANGE', key, 116 + prior_size, -1) end
+if fields_size + body_size > 0 then response = redis.call('GETRANGE', key, 116 + block_size + prior_size, -1) end
 local quoted, tried, until_ = flags % 2, attempts, abandon_at
 flags, prior_size = flags - (has_flag(2) and 2 or 0), 0
-local inner = pack() .. response
+local inner = pack() .. block() .. response
 become_granted(wish)
 flags, attempts, abandon_at = quoted + 2, math.min(tried + 1, 4294967295), math.max(until_, abandon_at)
 prior_size = #inner

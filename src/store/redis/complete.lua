@@ -1,7 +1,7 @@
 -- record.rs: complete. The wish is the completed record.
 local answer = 'stored'
 if state == COMPLETED then
-  if conflicts() then return { 'lost' } end
+  if likeness() > OTHER_POLICY then return { 'lost' } end
   return completed()
 end
 if state == 0 then

@@ -13,6 +13,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
 use crate::config::store::{self as config, Redis};
+use crate::record::tests::imprint;
 use crate::record::{self, Slot, State, Timestamp};
 
 #[path = "../../../tests/it/redis_server.rs"]
@@ -25,7 +26,7 @@ const CLOCK: &str = "local now = tonumber(redis.call('GET', 'clock'))\n";
 #[derive(Clone, Debug)]
 pub(in crate::store) enum Operation {
     Claim(Attempt),
-    Look { print: u8 },
+    Look { imprint: Imprint },
     Renew(Attempt),
     Complete(Attempt, Option<Answered>, u64),
     Release(Attempt),
@@ -38,7 +39,7 @@ pub(in crate::store) enum Operation {
 #[derive(Clone, Debug)]
 pub(in crate::store) struct Attempt {
     token: u8,
-    print: u8,
+    imprint: Imprint,
     quoted: bool,
     lease: u64,
     abandon_after: u64,
@@ -61,11 +62,10 @@ impl Answered {
 
 impl Attempt {
     pub(in crate::store) fn claim(&self, id: &RecordId) -> Claim {
-        // Prints of two policies: the first bit is the policy, the rest the digest.
         Claim {
             id: id.clone(),
             token: token(self.token),
-            fingerprint: print(self.print),
+            imprint: self.imprint.clone(),
             quoted: self.quoted,
             lease: Duration::from_millis(self.lease),
             abandon_after: Duration::from_millis(self.abandon_after),
@@ -79,8 +79,12 @@ pub(in crate::store) fn token(number: u8) -> Token {
     Token::from_bytes([number + 1; 16])
 }
 
-pub(in crate::store) fn print(number: u8) -> Fingerprint {
-    Fingerprint { policy: [number & 1; 4], digest: [number >> 1; 32] }
+/// The request of whatever is not about requests.
+pub(in crate::store) fn usual() -> Imprint {
+    let parts = record::Parts::new(Default::default());
+    let details = record::Details { parts, credentials: None };
+    let fingerprint = record::Fingerprint { policy: [0; 4], digest: [0; 32] };
+    Imprint { fingerprint, details: Some(details) }
 }
 
 // Steps and spans share a few values, so that moments fall on, just before and just after each other.
@@ -89,12 +93,12 @@ fn span() -> impl Strategy<Value = u64> {
 }
 
 fn attempt() -> impl Strategy<Value = Attempt> {
-    let print = prop_oneof![6 => Just(0_u8), 1 => 1..4_u8];
+    let imprint = prop_oneof![3 => Just(usual()), 1 => imprint()];
     let keep = prop_oneof![3 => Just(None), 1 => span().prop_map(Some)];
-    (0..4_u8, print, any::<bool>(), span(), span(), keep, any::<bool>()).prop_map(
-        |(token, print, quoted, lease, abandon_after, keep_unknown, resend)| Attempt {
+    (0..4_u8, imprint, any::<bool>(), span(), span(), keep, any::<bool>()).prop_map(
+        |(token, imprint, quoted, lease, abandon_after, keep_unknown, resend)| Attempt {
             token,
-            print,
+            imprint,
             quoted,
             lease,
             abandon_after,
@@ -114,7 +118,7 @@ fn operation() -> impl Strategy<Value = Operation> {
     let maybe = || proptest::option::of(answered());
     prop_oneof![
         6 => attempt().prop_map(Operation::Claim),
-        1 => (0..4_u8).prop_map(|print| Operation::Look { print }),
+        1 => imprint().prop_map(|imprint| Operation::Look { imprint }),
         2 => attempt().prop_map(Operation::Renew),
         2 => (attempt(), maybe(), span()).prop_map(|(a, r, keep)| Operation::Complete(a, r, keep)),
         3 => attempt().prop_map(Operation::Release),
@@ -133,18 +137,18 @@ pub(in crate::store) fn steps() -> impl Strategy<Value = Vec<(u64, Operation)>> 
     let any = || proptest::collection::vec((step(), operation()), 1..24);
     // What chance alone seldom brings about: a record that is unknown, or taken over, by attempts that go on.
     let unknown = (attempt(), span()).prop_map(|(a, step)| {
-        let claim = Attempt { token: 0, print: 0, lease: 1, ..a };
+        let claim = Attempt { token: 0, imprint: usual(), lease: 1, ..a };
         vec![(0, Operation::Claim(claim)), (step, Operation::Sweep)]
     });
     let unknown = unknown.boxed();
     let taken_over = (unknown, attempt()).prop_map(|(mut steps, a)| {
-        let claim = Attempt { token: 1, print: 0, resend: true, keep_unknown: None, ..a };
+        let claim = Attempt { token: 1, imprint: usual(), resend: true, keep_unknown: None, ..a };
         steps.push((0, Operation::Claim(claim)));
         steps
     });
     let taken_over = taken_over.boxed();
     let doubted = (attempt(), proptest::option::of(answered()), span()).prop_map(|(a, response, step)| {
-        let claim = Attempt { token: 0, print: 0, keep_unknown: None, ..a };
+        let claim = Attempt { token: 0, imprint: usual(), keep_unknown: None, ..a };
         let doubt = Operation::Doubt(claim.clone(), 0, response);
         vec![(0, Operation::Claim(claim)), (0, doubt), (step, Operation::Sweep)]
     });
@@ -267,7 +271,7 @@ impl Bench {
         let store: &dyn Store = &self.store;
         match operation {
             Operation::Claim(a) => said(store.claim(&a.claim(id)).await),
-            Operation::Look { print: p } => said(store.look(id, &print(*p)).await),
+            Operation::Look { imprint } => said(store.look(id, imprint).await),
             Operation::Renew(a) => said(store.renew(&a.claim(id)).await),
             Operation::Complete(a, response, keep) => {
                 let response = response.as_ref().map_or(Response::new(204, [], [], None), Answered::response);
@@ -311,7 +315,7 @@ pub(in crate::store) fn expect(model: &mut Model, id: &RecordId, operation: &Ope
             let claim = a.claim(id);
             text(&model.apply(Some(claim.token), |slot| record::claim(slot, &claim, now)))
         }
-        Operation::Look { print: p } => text(&model.apply(None, |slot| record::look(slot, &print(*p), now))),
+        Operation::Look { imprint } => text(&model.apply(None, |slot| record::look(slot, imprint, now))),
         Operation::Renew(a) => {
             let claim = a.claim(id);
             text(&model.apply(Some(claim.token), |slot| record::renew(slot, &claim, now)))
@@ -370,7 +374,7 @@ fn a_tombstone_stands_for_as_long_as_the_rules_say() {
         bench.set_clock(bench.begin).await;
         let release = Operation::Release(Attempt {
             token: 0,
-            print: 0,
+            imprint: usual(),
             quoted: false,
             lease: 1,
             abandon_after: 1,
@@ -389,8 +393,15 @@ fn a_tombstone_stands_for_as_long_as_the_rules_say() {
 fn a_body_that_belongs_to_another_record_is_not_replayed() {
     let bench = Bench::new();
     let id: RecordId = "r:00000000000000000000000000000002".parse().unwrap();
-    let attempt =
-        Attempt { token: 0, print: 0, quoted: false, lease: 1, abandon_after: 1, keep_unknown: None, resend: false };
+    let attempt = Attempt {
+        token: 0,
+        imprint: usual(),
+        quoted: false,
+        lease: 1,
+        abandon_after: 1,
+        keep_unknown: None,
+        resend: false,
+    };
     bench.runtime.block_on(async {
         bench.set_clock(bench.begin).await;
         let answered = Answered { status: 201, body: Some(INLINE_BODY + 1) };
@@ -399,12 +410,12 @@ fn a_body_that_belongs_to_another_record_is_not_replayed() {
         let store = &bench.store;
         let record = Store::get(store, &id).await.unwrap().unwrap();
         let (head, now) = (codec::encode(&record)[..codec::HEAD].to_vec(), Timestamp(bench.begin));
-        let fetched = store.fetch(&id, &print(0), &head, now, store.limits()).await.unwrap();
+        let fetched = store.fetch(&id, &usual(), &head, now, store.limits()).await.unwrap();
         assert_eq!(fetched.unwrap().response, answered.response());
         let mut other = head.clone();
         other[8] ^= 1;
-        assert_eq!(store.fetch(&id, &print(0), &other, now, store.limits()).await.unwrap(), None);
+        assert_eq!(store.fetch(&id, &usual(), &other, now, store.limits()).await.unwrap(), None);
         Store::forget(store, &id, token(0), false).await.unwrap();
-        assert_eq!(store.fetch(&id, &print(0), &head, now, store.limits()).await.unwrap(), None);
+        assert_eq!(store.fetch(&id, &usual(), &head, now, store.limits()).await.unwrap(), None);
     });
 }

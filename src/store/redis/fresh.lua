@@ -1,4 +1,5 @@
--- The two claims that most are, before anything else is set up: of a key that nobody has claimed, and of one that is done.
+-- The two claims that most are, before anything else is set up: of a key that nobody has claimed, and of one that is done
+-- and whose request was the same in every byte of its imprint.
 -- What a script costs the server is mostly its own functions, and its strings, which Lua hashes byte by byte: this way
 -- neither makes a function, and no body is turned into a second string.
 local key, wish = KEYS[1], ARGV[2]
@@ -17,8 +18,8 @@ if head == '' then
 end
 if #head < SMALL then
   local version, encryption, state = head:byte(1, 3)
-  if version == 1 and encryption == 0 and state == 3 and #head >= 116 and struct.unpack('>I8', head, 89) > now then
-    if head:sub(25, 28) == wish:sub(25, 28) and head:sub(29, 60) ~= wish:sub(29, 60) then return { 'reused' } end
+  if version == 2 and encryption == 0 and state == 3 and #head >= #wish and struct.unpack('>I8', head, 89) > now
+    and head:byte(6) == wish:byte(6) and head:sub(25, 60) == wish:sub(25, 60) and head:sub(117, #wish) == wish:sub(117) then
     return { 'completed', now, head, 1 }
   end
 end

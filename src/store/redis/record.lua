@@ -10,39 +10,51 @@ local key, open, tombstone, member = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
 -- Lua would write large numbers as 1.7e+12.
 local function digits(number) return string.format('%d', number) end
 
-local version, encryption, reserved
+local version, encryption, units
 local state, flags, reason, status, owner, print, attempts, claimed_at, abandon_at, moment, expires_at, keep_unknown
 local prior_size, fields_size, body_size
+-- The block of the imprint: how long it is, and itself once it is needed.
+local block_size, known_block = 0, nil
 if head == '' then
   state = 0
 else
   if #head == 116 then
-    version, encryption, state, flags, reason, reserved, status, owner, print, attempts, claimed_at, abandon_at,
+    version, encryption, state, flags, reason, units, status, owner, print, attempts, claimed_at, abandon_at,
       moment, expires_at, keep_unknown, prior_size, fields_size, body_size = struct.unpack(HEAD, head)
+    block_size = 8 * units
   end
-  if version ~= 1 or encryption ~= 0 or state < CLAIMED or state > COMPLETED then
+  -- Version 1 had no block.
+  if (version ~= 2 and (version ~= 1 or block_size > 0)) or encryption ~= 0 or state < CLAIMED or state > COMPLETED then
     return redis.error_reply('UNREADABLE the record is damaged, encrypted or written by a newer version')
   end
   if expires_at > 0 and expires_at <= now then state = 0 end
 end
 
+local function block()
+  if not known_block then
+    known_block = block_size > 0 and redis.call('GETRANGE', key, 116, 115 + block_size) or ''
+  end
+  return known_block
+end
+
 local function pack()
-  return struct.pack(HEAD, 1, 0, state, flags, reason, 0, status, owner, print, attempts, claimed_at, abandon_at,
+  return struct.pack(HEAD, 2, 0, state, flags, reason, block_size / 8, status, owner, print, attempts, claimed_at, abandon_at,
     moment, expires_at, keep_unknown, prior_size, fields_size, body_size)
 end
 
 local function prior()
   if prior_size == 0 then return '' end
-  return redis.call('GETRANGE', key, 116, 115 + prior_size)
+  return redis.call('GETRANGE', key, 116 + block_size, 115 + block_size + prior_size)
 end
 
 -- Writes the record. Always a SET first: on a full server that is the command which may be refused, and a script
 -- must be refused before it changed anything.
 local function save(tail)
+  local value = pack() .. block() .. tail
   if expires_at > 0 then
-    redis.call('SET', key, pack() .. tail, 'PXAT', digits(expires_at))
+    redis.call('SET', key, value, 'PXAT', digits(expires_at))
   else
-    redis.call('SET', key, pack() .. tail)
+    redis.call('SET', key, value)
   end
   if state == CLAIMED then
     redis.call('ZADD', open, digits(CLAIMS_FROM + moment), member)
@@ -86,8 +98,10 @@ end
 
 -- Puts in what an attempt wishes, without the response that may be in it.
 local function become_granted(wish)
-  version, encryption, state, flags, reason, reserved, status, owner, print, attempts, claimed_at, abandon_at,
+  version, encryption, state, flags, reason, units, status, owner, print, attempts, claimed_at, abandon_at,
     moment, expires_at, keep_unknown, prior_size, fields_size, body_size = struct.unpack(HEAD, wish)
+  block_size = 8 * units
+  known_block = wish:sub(117, 116 + block_size)
   claimed_at, abandon_at, moment = now, now + abandon_at, now + moment
   state, flags, reason, status, expires_at, fields_size, body_size = CLAIMED, flags % 2, 0, 0, 0, 0, 0
 end
@@ -98,7 +112,7 @@ local function take_response(other)
   status = struct.unpack('>H', other, 7)
   prior_size, fields_size, body_size = 0, struct.unpack('>I4I4', other, 109)
   flags = flags % 2 + kind - kind % 4
-  return other:sub(117)
+  return other:sub(117 + 8 * other:byte(6))
 end
 
 -- Completes it as another record is, whose moments are spans.

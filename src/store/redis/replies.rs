@@ -10,8 +10,8 @@ use bytes::Bytes;
 use redis::Value;
 
 use crate::record::{
-    ClaimReply, CompleteReply, DoubtReply, Doubtful, Fingerprint, ForgetReply, LookReply, Record, ReleaseReply,
-    RenewReply, Replay, ResolveReply, State, Taken, Timestamp,
+    ClaimReply, CompleteReply, DoubtReply, Doubtful, Fate, Fingerprint, ForgetReply, Imprint, Likeness, LookReply,
+    Record, ReleaseReply, RenewReply, Replay, ResolveReply, Reused, State, Taken, Timestamp,
 };
 use crate::store::{StoreError, StoreErrorKind, codec};
 
@@ -75,27 +75,30 @@ pub(super) fn unreadable(cause: codec::Unreadable) -> StoreError {
     StoreError::without_effect(StoreErrorKind::Unreadable, "the stored value is not a readable record").because(cause)
 }
 
-/// A completed record, whole or its head.
+/// A completed record: its replay, or its head alone.
 pub(super) enum Completed {
-    Whole { record: Record, now: Timestamp },
+    Whole(Replay),
     Head { head: Vec<u8>, now: Timestamp },
 }
 
 impl Completed {
-    fn read(reply: &mut Reply) -> Result<Completed, StoreError> {
+    fn read(reply: &mut Reply, asking: &Imprint) -> Result<Completed, StoreError> {
         let now = reply.moment()?;
         let value = reply.bytes()?;
         if !reply.flag()? {
             return Ok(Completed::Head { head: value, now });
         }
         let record = codec::decode(Bytes::from(value)).map_err(unreadable)?;
-        Ok(Completed::Whole { record, now })
+        replay(record, asking, now).map(Completed::Whole)
     }
 }
 
-/// The replay of a completed record for a duplicate with this fingerprint.
-pub(super) fn replay(record: Record, fingerprint: &Fingerprint, now: Timestamp) -> Result<Replay, StoreError> {
-    let other_policy = record.fingerprint.other_policy(fingerprint);
+/// The replay of a completed record for the duplicate that asks. A script has compared the two; what is given out is
+/// compared here as well.
+pub(super) fn replay(record: Record, asking: &Imprint, now: Timestamp) -> Result<Replay, StoreError> {
+    let Likeness::Same { other_policy } = record.imprint.compare(asking) else {
+        return Err(not_understood("the record of another request"));
+    };
     match record.state {
         State::Completed { completed_at, expires_at, response } => {
             Ok(Replay { response, age: now.since(completed_at), ttl: expires_at.since(now), other_policy })
@@ -105,7 +108,6 @@ pub(super) fn replay(record: Record, fingerprint: &Fingerprint, now: Timestamp) 
 }
 
 /// The answer of `claim.lua` or `look.lua`, before the body of a large record is fetched.
-#[expect(clippy::large_enum_variant, reason = "a reply is as large: it may hold a record's response too")]
 pub(super) enum Answered<R> {
     Decided { reply: R, lapsed: bool },
     Completed(Completed),
@@ -117,10 +119,11 @@ impl<R: From<Taken>> Answered<R> {
     }
 
     /// What both scripts say of a record that is there.
-    fn taken(word: &str, reply: &mut Reply) -> Result<Answered<R>, StoreError> {
+    fn taken(word: &str, reply: &mut Reply, asking: &Imprint) -> Result<Answered<R>, StoreError> {
         let (taken, lapsed) = match word {
-            "reused" => (Taken::Reused, false),
-            "completed" => return Completed::read(reply).map(Answered::Completed),
+            "stranger" => (Taken::OtherCaller, false),
+            "reused" => (Taken::Reused(reused(reply, asking)?), false),
+            "completed" => return Completed::read(reply, asking).map(Answered::Completed),
             "claimed" => (Taken::InProgress { lease_left: reply.span()?, other_policy: reply.flag()? }, false),
             "unknown" => {
                 let since = reply.moment()?;
@@ -136,8 +139,26 @@ impl<R: From<Taken>> Answered<R> {
     }
 }
 
-/// Reads the answer of `claim.lua`.
-pub(super) fn claimed(value: Value) -> Result<Answered<ClaimReply>, StoreError> {
+/// What a script says of the record of another request. In what the two differ is found out here.
+fn reused(reply: &mut Reply, asking: &Imprint) -> Result<Reused, StoreError> {
+    let fate = match reply.number()? {
+        1 => Fate::Running,
+        2 => Fate::Unknown,
+        3 => Fate::Answered,
+        other => return Err(not_understood(other)),
+    };
+    let original_status = u16::try_from(reply.number()?).ok();
+    let (print, details) = (reply.bytes()?, reply.bytes()?);
+    let fingerprint = Fingerprint::from_bytes(&print).ok_or_else(|| not_understood("a fingerprint"))?;
+    let first = Imprint { fingerprint, details: codec::block::read(&details).map_err(unreadable)? };
+    match first.compare(asking) {
+        Likeness::Differs(differences) => Ok(Reused { fate, original_status, differences }),
+        other => Err(not_understood(other)),
+    }
+}
+
+/// Reads the answer of `claim.lua` to a request with this imprint.
+pub(super) fn claimed(value: Value, asking: &Imprint) -> Result<Answered<ClaimReply>, StoreError> {
     let (word, mut reply) = Reply::open(value)?;
     match word.as_str() {
         "granted" => {
@@ -150,33 +171,33 @@ pub(super) fn claimed(value: Value) -> Result<Answered<ClaimReply>, StoreError> 
         }
         "fresh" => Ok(Answered::at_once(ClaimReply::Granted { attempts: 1, taken_over: None })),
         "lost" => Ok(Answered::at_once(ClaimReply::Lost)),
-        taken => Answered::taken(taken, &mut reply),
+        taken => Answered::taken(taken, &mut reply, asking),
     }
 }
 
-/// Reads the answer of `look.lua`.
-pub(super) fn looked(value: Value) -> Result<Answered<LookReply>, StoreError> {
+/// Reads the answer of `look.lua` to a request with this imprint.
+pub(super) fn looked(value: Value, asking: &Imprint) -> Result<Answered<LookReply>, StoreError> {
     let (word, mut reply) = Reply::open(value)?;
     match word.as_str() {
         "absent" => Ok(Answered::at_once(LookReply::Absent)),
-        taken => Answered::taken(taken, &mut reply),
+        taken => Answered::taken(taken, &mut reply, asking),
     }
 }
 
-/// The answer of `complete.lua`.
+/// The answer of `complete.lua` to an attempt with this imprint.
 pub(super) enum Recorded {
     Decided(CompleteReply),
     Already(Completed),
 }
 
 impl Recorded {
-    pub(super) fn read(value: Value) -> Result<Recorded, StoreError> {
+    pub(super) fn read(value: Value, asking: &Imprint) -> Result<Recorded, StoreError> {
         let (word, mut reply) = Reply::open(value)?;
         Ok(Recorded::Decided(match word.as_str() {
             "stored" => CompleteReply::Stored,
             "rewritten" => CompleteReply::Rewritten,
             "lost" => CompleteReply::Lost,
-            "completed" => return Completed::read(&mut reply).map(Recorded::Already),
+            "completed" => return Completed::read(&mut reply, asking).map(Recorded::Already),
             other => return Err(not_understood(other)),
         }))
     }

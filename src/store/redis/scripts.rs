@@ -10,7 +10,8 @@ use redis::Cmd;
 use super::keys::Names;
 use super::wish::Wish;
 use super::{INLINE_BODY, SMALL};
-use crate::record::{Fingerprint, TOMBSTONE_TTL, Token};
+use crate::record::{Fingerprint, Imprint, TOMBSTONE_TTL, Token};
+use crate::store::codec::block;
 
 const CLOCK: &str = include_str!("clock.lua");
 
@@ -61,6 +62,7 @@ impl Scripts {
     fn with(clock: &str, publish: &str) -> Scripts {
         const ALLOW_OOM: &str = "#!lua flags=allow-oom\n";
         const HEAD: &str = include_str!("head.lua");
+        const ASKING: &str = "local fingerprint, details = ARGV[2]:sub(1, 36), ARGV[2]:sub(37)\n";
         const ATTEMPT: &str = include_str!("attempt.lua");
         const RECORD: &str = include_str!("record.lua");
         const FOUND: &str = include_str!("found.lua");
@@ -75,7 +77,7 @@ impl Scripts {
         let resolve = [include_str!("resolve.lua")];
         Scripts {
             claim: script(&[&begin, include_str!("fresh.lua"), ATTEMPT, RECORD, FOUND, include_str!("claim.lua")]),
-            look: allowed(&["local fingerprint = ARGV[2]\n", FOUND, include_str!("look.lua")]),
+            look: allowed(&[ASKING, FOUND, include_str!("look.lua")]),
             renew: script(&[
                 ALLOW_OOM,
                 &begin,
@@ -159,11 +161,12 @@ impl<'a> Call<'a> {
         self
     }
 
-    /// Adds a fingerprint in its stored form: policy, then digest.
-    pub(super) fn fingerprint(mut self, fingerprint: &Fingerprint) -> Call<'a> {
-        let mut bytes = [0; 36];
-        bytes[..4].copy_from_slice(&fingerprint.policy);
-        bytes[4..].copy_from_slice(&fingerprint.digest);
+    /// Adds an imprint in its stored form: policy, digest, then the block of its details.
+    pub(super) fn imprint(mut self, imprint: &Imprint) -> Call<'a> {
+        let Imprint { fingerprint, details } = imprint;
+        let mut bytes = Vec::with_capacity(Fingerprint::SIZE + block::len(details.as_ref()));
+        bytes.extend(fingerprint.to_bytes());
+        block::put(&mut bytes, details.as_ref());
         self.command.arg(&bytes[..]);
         self
     }

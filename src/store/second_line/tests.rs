@@ -11,6 +11,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
 use crate::metrics::Metrics;
+use crate::record::Fingerprint;
 use crate::record::{OnUnknown, Taken};
 use crate::store::{StoreErrorKind, memory};
 
@@ -85,10 +86,10 @@ impl Store for Shaky {
         })
     }
 
-    fn look<'a>(&'a self, id: &'a RecordId, fingerprint: &'a Fingerprint) -> Answer<'a, LookReply> {
+    fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
         Box::pin(async move {
             let (inner, fate) = self.turn().await?;
-            heard(fate, inner.look(id, fingerprint).await).await
+            heard(fate, inner.look(id, asking).await).await
         })
     }
 
@@ -209,7 +210,7 @@ fn claim(id: &RecordId) -> Claim {
     Claim {
         id: id.clone(),
         token: Token::new(),
-        fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+        imprint: Fingerprint { policy: [1; 4], digest: [2; 32] }.into(),
         quoted: false,
         lease: Duration::from_secs(10),
         abandon_after: Duration::from_secs(60),

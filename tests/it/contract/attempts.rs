@@ -98,7 +98,7 @@ async fn a_stranger_changes_nothing(pair: &Pair) {
 
 async fn a_completion_never_brings_the_answer_to_another_request(pair: &Pair) {
     let done = pair.completed("one").await;
-    let late = Claim { fingerprint: fingerprint(2), ..again(&done) };
+    let late = Claim { imprint: imprint(2), ..again(&done) };
     // The store had forgotten its claim, and another request got the key.
     assert_eq!(pair.two.complete(&late, &response("other"), LONG).await.unwrap(), CompleteReply::Lost);
     assert_eq!(replayed(pair.duplicate(&done).await).response, response("one"));
@@ -115,7 +115,7 @@ async fn a_release_frees_the_key_but_not_for_its_token(pair: &Pair) {
         assert_eq!(pair.one.doubt(&owned, Reason::Reset, None).await.unwrap(), DoubtReply::Lost);
         assert_eq!(pair.record(&owned.id).await, None);
         // Another attempt, even of another request, finds the key as if it had never been used.
-        let next = Claim { fingerprint: fingerprint(2), ..again(&owned) };
+        let next = Claim { imprint: imprint(2), ..again(&owned) };
         pair.granted(next.clone()).await;
         assert!(matches!(
             pair.two.claim(&Claim { token: owned.token, ..next.clone() }).await.unwrap(),
@@ -143,7 +143,7 @@ async fn a_released_takeover_is_unknown_again(pair: &Pair) {
     let first = pair.doubted().await;
     let before = pair.existing(&first.id).await;
     for _ in 0..2 {
-        let resend = Claim { on_unknown: OnUnknown::Resend, fingerprint: other_policy(), ..again(&first) };
+        let resend = Claim { on_unknown: OnUnknown::Resend, imprint: other_policy(), ..again(&first) };
         let granted = ClaimReply::Granted { attempts: 2, taken_over: Some(false) };
         assert_eq!(pair.two.claim(&resend).await.unwrap(), granted);
         assert_eq!(pair.one.release(&resend).await.unwrap(), ReleaseReply::UnknownAgain);

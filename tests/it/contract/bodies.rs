@@ -39,7 +39,7 @@ async fn every_response_comes_back_as_it_was(pair: &Pair) {
         let claim = pair.claimed().await;
         assert_eq!(pair.one.complete(&claim, &response, LONG).await.unwrap(), CompleteReply::Stored);
         assert_eq!(replayed(pair.duplicate(&claim).await).response, response);
-        let looked = pair.two.look(&claim.id, &claim.fingerprint).await.unwrap();
+        let looked = pair.two.look(&claim.id, &claim.imprint).await.unwrap();
         assert!(matches!(looked, LookReply::Taken(Taken::Completed(replay)) if replay.response == response));
         let again = pair.two.complete(&claim, &super::response("other"), LONG).await.unwrap();
         assert!(matches!(again, CompleteReply::Already(replay) if replay.response == response));

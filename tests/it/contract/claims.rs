@@ -1,13 +1,13 @@
 //! Claiming: who is granted the key, and what everyone else is told.
 
 use super::*;
-use onceproxy::record::LookReply;
+use onceproxy::record::{Differences, Fate, LookReply, Reused};
 
 pub(super) async fn rules(pair: &Pair) {
     the_first_is_granted_and_its_claim_is_kept(pair).await;
     a_second_is_told_that_it_is_in_progress(pair).await;
     another_request_under_the_key_is_told_so_in_every_state(pair).await;
-    other_settings_are_not_a_mismatch(pair).await;
+    the_same_request_under_other_settings_is_the_same(pair).await;
     a_repeated_claim_recognises_itself(pair).await;
     a_completed_record_is_replayed_with_its_age(pair).await;
     an_unknown_record_is_held(pair).await;
@@ -27,7 +27,7 @@ async fn the_first_is_granted_and_its_claim_is_kept(pair: &Pair) {
     let State::Claimed { lease_until } = record.state else { panic!("{record:?}") };
     assert_eq!(lease_until.since(record.claimed_at), lease);
     assert_eq!(record.abandon_at.since(record.claimed_at), claim.abandon_after);
-    assert_eq!((record.token, record.fingerprint), (claim.token, claim.fingerprint));
+    assert_eq!((record.token, record.imprint), (claim.token, claim.imprint));
     assert_eq!((record.attempts, record.quoted, record.prior), (1, true, None));
     assert_eq!(record.unknown_retention, unknown_retention);
     let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_millis();
@@ -48,19 +48,26 @@ async fn a_second_is_told_that_it_is_in_progress(pair: &Pair) {
 }
 
 async fn another_request_under_the_key_is_told_so_in_every_state(pair: &Pair) {
-    for first in [pair.claimed().await, pair.lapsed().await, pair.doubted().await, pair.completed("x").await] {
+    let differences = Differences { same_policy: true, parts: Some([true; RequestPart::ALL.len()]) };
+    for (first, fate, original_status) in [
+        (pair.claimed().await, Fate::Running, None),
+        (pair.lapsed().await, Fate::Unknown, None),
+        (pair.doubted().await, Fate::Unknown, Some(201)),
+        (pair.completed("x").await, Fate::Answered, Some(201)),
+    ] {
+        let reused = Taken::Reused(Reused { fate, original_status, differences });
         for on_unknown in [OnUnknown::Hold, OnUnknown::Resend] {
-            let other = Claim { fingerprint: fingerprint(2), on_unknown, ..again(&first) };
-            assert_eq!(pair.two.claim(&other).await.unwrap(), ClaimReply::Taken(Taken::Reused));
-            assert_eq!(pair.two.look(&other.id, &other.fingerprint).await.unwrap(), LookReply::Taken(Taken::Reused));
+            let other = Claim { imprint: imprint(2), on_unknown, ..again(&first) };
+            assert_eq!(pair.two.claim(&other).await.unwrap(), reused.clone().into());
+            assert_eq!(pair.two.look(&other.id, &other.imprint).await.unwrap(), reused.clone().into());
         }
-        let own = Claim { fingerprint: fingerprint(2), ..first };
-        assert_eq!(pair.two.claim(&own).await.unwrap(), ClaimReply::Taken(Taken::Reused));
+        let own = Claim { imprint: imprint(2), ..first };
+        assert_eq!(pair.two.claim(&own).await.unwrap(), reused.into());
     }
 }
 
-async fn other_settings_are_not_a_mismatch(pair: &Pair) {
-    let changed = |claim: &Claim| Claim { fingerprint: other_policy(), ..again(claim) };
+async fn the_same_request_under_other_settings_is_the_same(pair: &Pair) {
+    let changed = |claim: &Claim| Claim { imprint: other_policy(), ..again(claim) };
     let running = pair.two.claim(&changed(&pair.claimed().await)).await.unwrap();
     assert!(matches!(running, ClaimReply::Taken(Taken::InProgress { other_policy: true, .. })), "{running:?}");
     let done = pair.two.claim(&changed(&pair.completed("x").await)).await.unwrap();
@@ -71,7 +78,7 @@ async fn other_settings_are_not_a_mismatch(pair: &Pair) {
     let resend = Claim { on_unknown: OnUnknown::Resend, ..changed(&doubted) };
     let granted = ClaimReply::Granted { attempts: 2, taken_over: Some(false) };
     assert_eq!(pair.two.claim(&resend).await.unwrap(), granted);
-    assert_eq!(pair.existing(&doubted.id).await.fingerprint, other_policy());
+    assert_eq!(pair.existing(&doubted.id).await.imprint, other_policy());
 }
 
 async fn a_repeated_claim_recognises_itself(pair: &Pair) {
@@ -99,7 +106,7 @@ async fn a_completed_record_is_replayed_with_its_age(pair: &Pair) {
     let replay = replayed(pair.duplicate(&claim).await);
     assert_eq!(replay.response, response("done"));
     assert!(replay.age + replay.ttl == LONG && !replay.other_policy, "{replay:?}");
-    let LookReply::Taken(Taken::Completed(looked)) = pair.two.look(&claim.id, &claim.fingerprint).await.unwrap() else {
+    let LookReply::Taken(Taken::Completed(looked)) = pair.two.look(&claim.id, &claim.imprint).await.unwrap() else {
         panic!()
     };
     assert_eq!(looked.response, replay.response);
@@ -148,14 +155,15 @@ async fn a_takeover_does_not_adopt_another_request(pair: &Pair) {
     let resend = Claim { on_unknown: OnUnknown::Resend, ..again(&lapsed) };
     let granted = ClaimReply::Granted { attempts: 2, taken_over: Some(false) };
     assert_eq!(pair.two.claim(&resend).await.unwrap(), granted);
-    let other = Claim { fingerprint: fingerprint(2), ..again(&resend) };
-    assert_eq!(pair.one.claim(&other).await.unwrap(), ClaimReply::Taken(Taken::Reused));
+    let other = Claim { imprint: imprint(2), ..again(&resend) };
+    let reply = pair.one.claim(&other).await.unwrap();
+    assert!(matches!(reply, ClaimReply::Taken(Taken::Reused(_))), "{reply:?}");
 }
 
 async fn a_look_never_grants(pair: &Pair) {
     let id = fresh_id();
     for _ in 0..2 {
-        assert_eq!(pair.one.look(&id, &fingerprint(1)).await.unwrap(), LookReply::Absent);
+        assert_eq!(pair.one.look(&id, &imprint(1)).await.unwrap(), LookReply::Absent);
     }
     assert_eq!(pair.record(&id).await, None);
     let claim = pair.claimed().await;
@@ -163,14 +171,13 @@ async fn a_look_never_grants(pair: &Pair) {
     let LookReply::Taken(Taken::InProgress { lease_left, other_policy: true }) = running else { panic!("{running:?}") };
     assert!(lease_left <= claim.lease);
     let doubted = pair.doubted().await;
-    let LookReply::Taken(Taken::Unknown(doubtful)) = pair.two.look(&doubted.id, &doubted.fingerprint).await.unwrap()
-    else {
+    let LookReply::Taken(Taken::Unknown(doubtful)) = pair.two.look(&doubted.id, &doubted.imprint).await.unwrap() else {
         panic!()
     };
     assert_eq!((doubtful.reason, doubtful.original_status), (Reason::Status, Some(201)));
     let short = pair.granted(Claim { lease: MOMENT, ..claim_of(fresh_id()) }).await;
     until("a look finds the lease over", async || {
-        matches!(pair.two.look(&short.id, &short.fingerprint).await.unwrap(), LookReply::Taken(Taken::Unknown(_)))
+        matches!(pair.two.look(&short.id, &short.imprint).await.unwrap(), LookReply::Taken(Taken::Unknown(_)))
             .then_some(())
     })
     .await;

@@ -30,9 +30,9 @@ async fn a_completed_record_is_kept_for_its_retention(pair: &Pair) {
 
 async fn an_expired_record_is_absent_for_every_operation(pair: &Pair) {
     let claim = expired(pair).await;
-    assert_eq!(pair.two.look(&claim.id, &claim.fingerprint).await.unwrap(), LookReply::Absent);
+    assert_eq!(pair.two.look(&claim.id, &claim.imprint).await.unwrap(), LookReply::Absent);
     // Even for another request: what was, is gone.
-    pair.granted(Claim { fingerprint: fingerprint(2), ..again(&claim) }).await;
+    pair.granted(Claim { imprint: imprint(2), ..again(&claim) }).await;
     let claim = expired(pair).await;
     let forgotten = pair.two.forget(&claim.id, claim.token, true).await.unwrap();
     assert_eq!(forgotten, onceproxy::record::ForgetReply::Absent);

@@ -89,7 +89,7 @@ async fn a_completed_record_is_forgotten(pair: &Pair) {
     assert_eq!(pair.two.forget(&claim.id, claim.token, false).await.unwrap(), ForgetReply::Absent);
     assert_eq!(pair.one.claim(&claim).await.unwrap(), ClaimReply::Lost);
     assert_eq!(pair.one.complete(&claim, &response("x"), LONG).await.unwrap(), CompleteReply::Lost);
-    pair.granted(Claim { fingerprint: fingerprint(2), ..again(&claim) }).await;
+    pair.granted(Claim { imprint: imprint(2), ..again(&claim) }).await;
 }
 
 async fn an_open_record_is_forgotten_only_by_force(pair: &Pair) {

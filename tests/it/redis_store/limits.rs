@@ -78,7 +78,7 @@ async fn what_cannot_be_read_fails_closed() {
     let fine = claim();
     store.claim(&fine).await.unwrap();
     let spoilers: [&dyn Fn(&str); 5] = [
-        &|key| drop(server.command(&["SETRANGE", key, "0", "\u{2}"])),
+        &|key| drop(server.command(&["SETRANGE", key, "0", "\u{3}"])),
         &|key| drop(server.command(&["SETRANGE", key, "1", "\u{1}"])),
         &|key| drop(server.command(&["SET", key, "short"])),
         &|key| drop(server.command(&["SETRANGE", key, "2", "\u{9}"])),

@@ -44,6 +44,13 @@ impl Request {
         self
     }
 
+    /// The same, for another host.
+    pub(crate) fn host(mut self, host: &str) -> Request {
+        self.fields.retain(|(name, _)| name != "Host");
+        self.fields.insert(0, ("Host".into(), host.into()));
+        self
+    }
+
     /// One more header field line.
     pub(crate) fn field(mut self, name: &str, value: impl AsRef<[u8]>) -> Request {
         self.fields.push((name.into(), value.as_ref().to_vec()));
@@ -310,6 +317,20 @@ impl Answer {
     /// The member `retry` of a problem.
     pub(crate) fn retry(&self) -> String {
         self.json()["retry"].as_str().unwrap_or_default().to_owned()
+    }
+
+    /// Panics unless this refuses another request under a used key, which differs in these parts.
+    #[track_caller]
+    pub(crate) fn assert_reused(&self, differs: &[&str], retry: &str, original_status: Option<u16>) -> &Answer {
+        self.assert_problem(422, "key-reused");
+        let json = self.json();
+        let seen = (&json["differs"], &json["retry"], json["original_status"].as_u64());
+        let expected = (&Value::from(differs.to_vec()), &Value::from(retry), original_status.map(u64::from));
+        assert_eq!(seen, expected, "{}", self.shown());
+        assert_eq!(self.field("Stripe-Should-Retry"), Some("false"), "{}", self.shown());
+        // A client that only wrote its request anew would execute it twice.
+        assert!(!self.text().to_lowercase().contains("new"), "{}", self.shown());
+        self
     }
 
     /// The member `record` of a problem.

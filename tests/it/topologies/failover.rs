@@ -112,7 +112,7 @@ async fn a_demoted_master_is_left_although_it_keeps_its_connections() {
     let late = claim_in(2);
     assert_eq!(process.store.claim(&late).await.unwrap(), GRANTED);
     assert!(matches!(
-        process.store.look(&claim.id, &claim.fingerprint).await.unwrap(),
+        process.store.look(&claim.id, &claim.imprint).await.unwrap(),
         LookReply::Taken(Taken::InProgress { .. })
     ));
     let key = format!("once:{{02}}:r:{}", late.id.hex());

@@ -88,7 +88,7 @@ pub(super) fn claim() -> Claim {
     Claim {
         id: RecordId::new("postgres".into(), *Token::new().as_bytes()),
         token: Token::new(),
-        fingerprint: Fingerprint { policy: [1; 4], digest: [2; 32] },
+        imprint: Fingerprint { policy: [1; 4], digest: [2; 32] }.into(),
         quoted: false,
         lease: Duration::from_secs(3600),
         abandon_after: Duration::from_secs(3600),

@@ -168,7 +168,7 @@ async fn a_duplicate_that_waits_is_woken_where_its_slot_has_moved() {
     owner.complete(&claim, &response(1), HOUR).await.unwrap();
     until("the completion is seen", async || {
         watch.changed().await;
-        matches!(waiter.store.look(&claim.id, &claim.fingerprint).await, Ok(LookReply::Taken(Taken::Completed(_))))
+        matches!(waiter.store.look(&claim.id, &claim.imprint).await, Ok(LookReply::Taken(Taken::Completed(_))))
             .then_some(())
     })
     .await;

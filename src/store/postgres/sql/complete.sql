@@ -4,7 +4,7 @@
     UPDATE {schema}.records r SET state = 3, revision = r.revision + 1, moment = clock.now,
         expires_at = clock.now + $3, reason = NULL, status = $4, fields = $5, body = $6, prior = NULL
     FROM clock
-    WHERE r.hash = $1 AND r.token = $2 AND r.state = 1 AND r.version = 1 AND r.encryption = 0
+    WHERE r.hash = $1 AND r.token = $2 AND r.state = 1 AND r.version IN (1, 2) AND r.encryption = 0
     RETURNING r.hash, r.route, r.watched
 ), told AS ({told})
 SELECT {echo}, clock.now, EXISTS (SELECT FROM done) AS done, (SELECT count(*) FROM told) AS told, {columns}

@@ -11,6 +11,8 @@ SELECT current_setting('server_version') AS version,
     current_user::text AS role,
     ARRAY(SELECT c.relname::text FROM pg_class c
         WHERE c.relnamespace = n.oid AND c.relname IN ('records', 'sweep', 'meta')) AS tables,
+    EXISTS (SELECT FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
+        WHERE c.relnamespace = n.oid AND c.relname = 'records' AND a.attname = 'details' AND NOT a.attisdropped) AS details,
     EXISTS (SELECT FROM pg_class c WHERE c.relnamespace = n.oid AND c.relname = 'meta'
         AND has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')) AS tells_version,
     ARRAY(

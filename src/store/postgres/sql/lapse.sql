@@ -2,7 +2,7 @@
 -- $1 most rows
 , due AS (
     SELECT r.hash FROM {schema}.records r, clock
-    WHERE r.state = 1 AND r.moment <= clock.now AND r.version = 1 AND r.encryption = 0
+    WHERE r.state = 1 AND r.moment <= clock.now AND r.version IN (1, 2) AND r.encryption = 0
     ORDER BY r.moment LIMIT $1
     FOR UPDATE OF r SKIP LOCKED
 ), done AS (

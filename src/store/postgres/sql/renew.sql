@@ -3,7 +3,7 @@
 , done AS (
     UPDATE {schema}.records r SET moment = clock.now + $3, revision = r.revision + 1
     FROM clock
-    WHERE r.hash = $1 AND r.token = $2 AND r.state = 1 AND r.moment > clock.now AND r.version = 1 AND r.encryption = 0
+    WHERE r.hash = $1 AND r.token = $2 AND r.state = 1 AND r.moment > clock.now AND r.version IN (1, 2) AND r.encryption = 0
     RETURNING r.hash
 )
 SELECT {echo}, clock.now, EXISTS (SELECT FROM done) AS done, {columns}
