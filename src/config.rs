@@ -14,6 +14,7 @@ use http::header::HeaderName;
 use http::{Method, Uri};
 use secrecy::SecretString;
 
+pub mod rules;
 pub mod statuses;
 pub mod store;
 pub mod verify;
@@ -45,6 +46,7 @@ pub use effective::effective;
 pub use egress::{Allowed, Egress, Hosts};
 pub use load::{Environment, Flags, Loaded, Sources, load, load_admin, takes_colours};
 pub use mistakes::{Mistake, Mistakes, Origin, Warning};
+pub use rules::Rule;
 pub use statuses::{StatusPolicy, Verdict};
 pub use store::StoreConfig;
 pub use values::print_size;
@@ -261,6 +263,11 @@ pub struct Route {
     pub wait_timeout: Duration,
     /// What each status of the upstream means.
     pub statuses: StatusPolicy,
+    /// What the body of an answer means, before its status is asked; the first rule that matches decides. Default none.
+    pub when: Vec<Rule>,
+    /// Media types, in lower case, of answers that flow to the caller while they arrive. Default: those of events, lines of
+    /// JSON and parts that replace each other.
+    pub stream_types: Vec<String>,
     /// What a duplicate of an unknown record does. Default hold.
     pub on_unknown: OnUnknown,
     /// How long a completed record is kept. Default 24 h.

@@ -11,6 +11,7 @@ use toml::Value;
 use super::address::print_upstream;
 use super::postgres_url;
 use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS, REPLAY_TO};
+use super::rules;
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
 use super::statuses::Verdict;
@@ -146,6 +147,7 @@ fn route(page: &mut Page, route: &Route) {
     for verdict in Verdict::ALL {
         page.texts(verdict.key(), lists.of(verdict));
     }
+    page.texts("stream_types", &route.stream_types);
     page.text("on_unknown", word(&ON_UNKNOWN, &route.on_unknown));
     times(page, route);
     if let Some(most) = route.max_in_flight {
@@ -165,6 +167,12 @@ fn route(page: &mut Page, route: &Route) {
     page.text("forwarded", word(&FORWARDED, &route.forwarded));
     page.duration("connect_timeout", route.connect_timeout);
     page.duration("idle_timeout", route.idle_timeout);
+    for rule in &route.when {
+        page.head("[[route.when]]");
+        for (key, text) in rules::lines(rule) {
+            page.line(format_args!("{key} = {text}"));
+        }
+    }
 }
 
 fn upstream(page: &mut Page, upstream: &Upstream) {

@@ -195,6 +195,7 @@ impl Report {
                 format!("`{key}` stands at the top, before the first section")
             }
             Some((section, key)) if section == "route" => format!("`{key}` belongs in a [[route]]"),
+            Some((section, key)) if section == "route.when" => format!("`{key}` belongs in a [[route.when]]"),
             Some((section, key)) => format!("`{key}` belongs in [{section}]"),
             None if unknown.siblings.len() <= 12 => format!("known here: {}", unknown.siblings.join(", ")),
             None => "take it out; config.toml names every setting".to_owned(),

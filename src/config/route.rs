@@ -9,12 +9,13 @@ use super::address::{http_proxy, print_upstream, server_name, upstream};
 use super::mistakes::{Located, wrong};
 use super::origins::origin;
 use super::presets::{Defaults, PRESETS, Preset, SENDERS, Sender};
+use super::rules;
 use super::sources::{forward_key, ignored_parameter, key_source, scope_part};
 use super::statuses::{Lists, Verdict, entry};
 use super::tree::{Section, string};
 use super::values::{
-    at_least, choice, count, duration_or_never, field_name, json_pointer, kept_field, method, route_host, route_name,
-    route_path, size,
+    at_least, choice, count, duration_or_never, field_name, json_pointer, kept_field, media_type, method, route_host,
+    route_name, route_path, size,
 };
 use super::{
     BodyMode, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION, OnDuplicate, OnStoreError,
@@ -44,6 +45,15 @@ pub(super) const ON_STORE_ERROR: [(&str, OnStoreError); 2] =
 pub(super) const PROTOCOLS: [(&str, bool); 2] = [("h1", false), ("h2", true)];
 /// The words of `forwarded`.
 pub(super) const FORWARDED: [(&str, Forwarded); 2] = [("append", Forwarded::Append), ("drop", Forwarded::Drop)];
+
+/// The media types that flow while they arrive.
+const STREAM_TYPES: [&str; 5] = [
+    "text/event-stream",
+    "application/x-ndjson",
+    "application/jsonl",
+    "application/json-seq",
+    "multipart/x-mixed-replace",
+];
 
 const MOMENT: Duration = Duration::from_millis(1);
 /// Below this, one hiccup of the scheduler or the store ends a claim.
@@ -93,6 +103,10 @@ pub(super) fn read(
         on_duplicate: section.word("on_duplicate", &ON_DUPLICATE, OnDuplicate::Wait),
         wait_timeout: section.duration("wait_timeout", Duration::ZERO, defaults.wait_timeout),
         statuses: lists.policy(),
+        when: rules::read(section),
+        stream_types: section
+            .texts("stream_types", media_type)
+            .unwrap_or_else(|| STREAM_TYPES.map(str::to_owned).into()),
         on_unknown: section.word("on_unknown", &ON_UNKNOWN, defaults.on_unknown),
         retention: section.duration("retention", MOMENT, defaults.retention),
         unknown_retention: section.text("unknown_retention", duration_or_never).and_then(|located| located.value),

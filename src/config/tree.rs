@@ -70,6 +70,11 @@ impl<'a> Section<'a> {
         if self.shown.is_empty() { key.to_owned() } else { format!("{}.{key}", self.shown) }
     }
 
+    /// The same without names.
+    fn kind_of(&self, key: &str) -> String {
+        if self.kind.is_empty() { key.to_owned() } else { format!("{}.{key}", self.kind) }
+    }
+
     /// Where a key stands, or else its section's head.
     pub(super) fn at(&self, key: &str) -> Origin {
         self.find(key).map_or_else(|| self.head.clone(), |value| self.file.at(value.span().start))
@@ -196,8 +201,7 @@ impl<'a> Section<'a> {
 
     /// The table of this name, empty if it is left out.
     pub(super) fn section(&mut self, key: &'static str) -> Section<'a> {
-        let (shown, kind) =
-            (self.name(key), if self.kind.is_empty() { key.to_owned() } else { format!("{}.{key}", self.kind) });
+        let (shown, kind) = (self.name(key), self.kind_of(key));
         let Some(found) = self.take(key) else {
             let mut absent = self.absent(&shown, &kind);
             absent.head = self.head.clone();
@@ -215,8 +219,9 @@ impl<'a> Section<'a> {
     /// The tables of this name, in order. Each is called by its key `name` if it has one, else by its number.
     pub(super) fn sections(&mut self, key: &'static str) -> Vec<Section<'a>> {
         let Some(found) = self.take(key) else { return Vec::new() };
+        let kind = self.kind_of(key);
         let remedy =
-            || wrong("this is a list of sections", format!("write [[{key}]] in double brackets, once for each"));
+            || wrong("this is a list of sections", format!("write [[{kind}]] in double brackets, once for each"));
         if let Some(table) = found.get_ref().as_table() {
             self.mistake(key, remedy());
             return vec![self.numbered(key, 0, table, self.at(key))];
@@ -240,7 +245,7 @@ impl<'a> Section<'a> {
             Some(name) if super::values::route_name(name).is_ok() => format!("{key}.{name}"),
             _ => format!("{key}[{}]", index + 1),
         };
-        Section::new(self.report, self.file, table, head, shown, key.to_owned())
+        Section::new(self.report, self.file, table, head, self.name(&shown), self.kind_of(key))
     }
 
     /// Reports every key that was not asked for. Called last.

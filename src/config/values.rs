@@ -219,6 +219,19 @@ pub(super) fn kept_field(text: &str) -> Result<HeaderName, Wrong> {
     ))
 }
 
+/// Parses a media type, which is written without parameters and compared in lower case (RFC 9110 section 8.3.1).
+pub(super) fn media_type(text: &str) -> Result<String, Wrong> {
+    let right = "write a media type such as \"text/event-stream\", without parameters";
+    let is_token = |part: &str| {
+        let takes = |byte: u8| byte.is_ascii_alphanumeric() || b"!#$%&'+-.^_`|~".contains(&byte);
+        !part.is_empty() && part.bytes().all(takes)
+    };
+    match text.split_once('/') {
+        Some((kind, subtype)) if is_token(kind) && is_token(subtype) => Ok(text.to_ascii_lowercase()),
+        _ => Err(wrong(format!("{text:?} is not a media type"), right)),
+    }
+}
+
 /// Parses a JSON pointer to a member (RFC 6901).
 pub(super) fn json_pointer(text: &str) -> Result<String, Wrong> {
     let right = "write a JSON pointer such as \"/data/id\", with ~1 for / and ~0 for ~ inside a name";

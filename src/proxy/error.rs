@@ -453,7 +453,7 @@ impl Problem {
             Kind::ResponseNotRetained,
             format!(
                 "The request was executed and answered with status {status}; its body was not kept (it was too large, \
-                 or a stream, or the store was full)."
+                 or the store was full)."
             ),
         )
         .about(id)

@@ -22,6 +22,7 @@ use super::notes::Sending;
 use super::outcome::{Arrived, Head, Kept, Outcome, is_grpc};
 use super::route::Route;
 use crate::chain::Chain;
+use crate::config;
 use crate::fields::essence;
 use crate::record::Reason;
 use crate::upstream::{BodyError, ConnectError, Connection, RequestBody, ResponseBody, SendError};
@@ -198,7 +199,7 @@ async fn receive(
     let bodiless = outgoing.method == Method::HEAD || head.status == StatusCode::NOT_MODIFIED;
     let limit = route.config.max_response_body;
     let declared = body.size_hint().exact().unwrap_or(0);
-    let is_stream = !bodiless && is_stream(&head.headers);
+    let is_stream = !bodiless && is_stream(&route.config, &head.headers);
     if !bodiless && declared > limit as u64 {
         return Received::Flows { begun: Begun { bytes: Bytes::new(), is_kept: false }, is_stream };
     }
@@ -214,21 +215,22 @@ async fn receive(
             is_stream,
         })),
         Some(Ok(Gathered::Begun(begun))) => return Received::Flows { begun, is_stream },
-        Some(Err(error)) => truncated(lease, &error, taken(head, false)),
+        Some(Err(error)) => Outcome::Unknown(truncated(lease, &error), Some(Box::new(taken(head, false)))),
         None => Outcome::Unknown(Reason::Timeout, Some(Box::new(taken(head, false)))),
     })
 }
 
 /// Whether an answer goes to its caller while it arrives. Nothing says of a gRPC answer whether more messages follow.
-fn is_stream(fields: &HeaderMap) -> bool {
-    let content_type = fields.get(CONTENT_TYPE);
-    content_type.is_some_and(|value| essence(value.as_bytes()).eq_ignore_ascii_case(b"text/event-stream"))
-        || is_grpc(fields)
+fn is_stream(route: &config::Route, fields: &HeaderMap) -> bool {
+    fields.get_all(CONTENT_TYPE).iter().any(|value| {
+        let media_type = essence(value.as_bytes());
+        is_grpc(media_type) || route.stream_types.iter().any(|known| media_type.eq_ignore_ascii_case(known.as_bytes()))
+    })
 }
 
-fn truncated(lease: &Lease, error: &BodyError, head: Head) -> Outcome {
+fn truncated(lease: &Lease, error: &BodyError) -> Reason {
     tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream's response broke off");
-    Outcome::Unknown(Reason::Truncated, Some(Box::new(head)))
+    Reason::Truncated
 }
 
 /// Takes the head as the caller gets it; with its length where the body does not give that.

@@ -14,6 +14,7 @@ use crate::config::{Route, Verdict};
 use crate::record::Reason;
 
 mod grpc;
+mod rules;
 
 pub use self::grpc::is_grpc;
 
@@ -91,7 +92,15 @@ pub enum Foreseen {
 }
 
 /// The verdict on an answer: what it means for the key.
+///
+/// The route's rules on bodies come first. What flows matches none, be it of such a kind or too long to be held; so that
+/// an answer means the same whether it came in one piece or in many.
 pub fn verdict(route: &Route, arrived: &Arrived) -> Verdict {
+    if let (false, false, Some(body)) = (route.when.is_empty(), arrived.is_stream, &arrived.body)
+        && let Some(verdict) = rules::verdict(route, &arrived.head, &body.uncounted)
+    {
+        return verdict;
+    }
     by_status(route, &arrived.head, arrived.trailers.as_ref())
 }
 

@@ -41,6 +41,7 @@ mod grpc;
 mod http2_requests;
 mod http2_upstream;
 mod limits;
+mod outcomes;
 mod overload;
 mod reload;
 mod senders;

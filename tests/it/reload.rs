@@ -33,6 +33,27 @@ async fn sighup_puts_the_file_in_force() {
 }
 
 #[tokio::test]
+async fn rules_on_bodies_and_types_of_streams_are_put_in_force() {
+    let rule = |then: &str| format!("[[route.when]]\njson = \"/a\"\nis = [1]\nthen = \"{then}\"\n");
+    let mut world = World::build(Store::Memory).more(&rule("release")).start().await;
+    for (n, then, status) in [(0, "release", "released"), (1, "unknown", "outcome-unknown")] {
+        if n > 0 {
+            world.change_more(&rule(then));
+            world.change_route("stream_types = [\"application/json\"]");
+            world.proxy().hang_up();
+            reloaded(&world, "success", 1.0).await;
+        }
+        world.upstream.next(reply(200).body("{\"a\":1}"));
+        let answer = world.pay(&format!("k-{n}")).await;
+        assert_eq!(answer.field("Cache-Status"), Some(format!("onceproxy; fwd=miss; detail={status}").as_str()));
+    }
+    // A type that flows now matches no rule.
+    world.upstream.next(reply(200).field("Content-Type", "application/json").body("{\"a\":1}"));
+    world.pay("k-2").await.assert_executed(200);
+    world.pay("k-2").await.assert_replay(200);
+}
+
+#[tokio::test]
 async fn routes_come_change_and_go_under_load_without_a_failed_request() {
     let mut world = World::build(Store::Memory).top("threads = 2").start().await;
     let (stop, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));

@@ -16,6 +16,7 @@ fn refusal(line: &Line, value: &str) -> Option<Mistake> {
     let written = SAMPLE.lines().nth(line.number).unwrap().trim_start_matches('#').split(" = ").next().unwrap();
     let text = changed(|number, old| match number {
         _ if number == line.number => format!("{written} = {value}"),
+        _ if line.key.starts_with("route.when.") && old == "#[[route.when]]" => old.trim_start_matches('#').to_owned(),
         _ => old.to_owned(),
     });
     let Mistakes(mistakes) = load(&Sources::text(text)).err()?;
@@ -47,11 +48,17 @@ fn shape(line: &Line) -> Value {
         let text = json!({ "type": "string" });
         let joins = refusal(line, "[[\"header:a\", \"header:b\"]]").is_none();
         let list = json!({ "type": "array", "items": { "type": "string" }, "minItems": 1 });
+        if refusal(line, "[1]").is_none() {
+            return json!({ "type": "array", "items": { "type": ["string", "number", "boolean"] } });
+        }
         let items = if joins { json!({ "anyOf": [text, list] }) } else { text };
         return json!({ "type": "array", "items": items });
     }
     if right.contains("true or false") {
         return json!({ "type": "boolean" });
+    }
+    if right.starts_with("write true,") {
+        return json!({ "const": true });
     }
     if right.contains("a number from 0 to 1") {
         return json!({ "type": "number", "minimum": 0, "maximum": 1 });
@@ -105,7 +112,10 @@ fn object() -> Value {
 /// The schema of the section that a path leads to, made on the way.
 fn section<'a>(schema: &'a mut Value, path: &[&str]) -> &'a mut Value {
     let Some((first, rest)) = path.split_first() else { return schema };
-    let is_list = SAMPLE.contains(&format!("\n[[{first}]]\n"));
+    let list = |line: &str| {
+        line.strip_prefix("[[").is_some_and(|head| head.rsplit('.').next().unwrap() == format!("{first}]]"))
+    };
+    let is_list = SAMPLE.lines().any(|line| list(line.trim_start_matches('#')));
     let made = || if is_list { json!({ "type": "array", "items": object() }) } else { object() };
     let properties = schema["properties"].as_object_mut().unwrap();
     let entry = properties.entry((*first).to_owned()).or_insert_with(made);

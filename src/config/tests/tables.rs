@@ -41,6 +41,8 @@ fn presets_differ_as_documented() {
     assert_presets("fingerprint.body", [r#""bytes""#, r#""bytes""#, r#""ignore""#]);
     assert_presets("on_duplicate", [r#""wait""#; 3]);
     assert_presets("wait_timeout", [r#""30s""#, r#""30s""#, r#""10s""#]);
+    let streams = r#"["text/event-stream", "application/x-ndjson", "application/jsonl", "application/json-seq", "multipart/x-mixed-replace"]"#;
+    assert_presets("stream_types", [streams; 3]);
     assert_presets("on_unknown", [r#""hold""#, r#""hold""#, r#""resend""#]);
     assert_presets("retention", [r#""1d""#, r#""30d""#, r#""7d""#]);
     assert_presets("unknown_retention", [r#""never""#; 3]);

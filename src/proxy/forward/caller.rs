@@ -1,7 +1,7 @@
 //! The attempt's caller: the channel by which it is answered, and the one on which an answer flows to it.
 //!
-//! The end of a flowing answer is held back until the attempt is over. So whoever has seen an answer end, whole or
-//! flowing, finds it recorded, or its key free.
+//! The end of a flowing answer, or that it has none, is held back until the attempt is over. So whoever has seen an answer
+//! end, whole or flowing, finds it recorded, its key free, or held.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,14 +19,23 @@ use crate::proxy::outcome::{Flowing, Foreseen, Head};
 #[derive(Debug)]
 pub struct Caller {
     answer: Option<oneshot::Sender<Delivery>>,
-    /// The end of an answer that has flowed, and came to its end.
-    end: Option<Box<End>>,
+    /// The end of an answer that has flowed.
+    end: Option<Box<HeldBack>>,
 }
 
 #[derive(Debug)]
-struct End {
+struct HeldBack {
     sender: oneshot::Sender<Option<HeaderMap>>,
-    trailers: Option<HeaderMap>,
+    end: End,
+}
+
+/// How an answer ended that flowed.
+#[derive(Debug)]
+pub(super) enum End {
+    /// It is whole, with these trailers.
+    Whole(Option<HeaderMap>),
+    /// It broke off, and breaks off for the caller.
+    Broken,
 }
 
 /// What the attempt's caller gets.
@@ -48,8 +57,12 @@ impl Caller {
 
     /// Gives the caller its answer, or the end of the one that flowed, and says whether it was still there.
     pub fn deliver(&mut self, delivery: Delivery) -> bool {
-        if let Some(end) = self.end.take() {
-            return end.sender.send(end.trailers).is_ok();
+        if let Some(held) = self.end.take() {
+            let HeldBack { sender, end } = *held;
+            return match end {
+                End::Whole(trailers) => sender.send(trailers).is_ok(),
+                End::Broken => !sender.is_closed(),
+            };
         }
         self.answer.take().is_some_and(|sender| sender.send(delivery).is_ok())
     }
@@ -70,13 +83,13 @@ impl Caller {
     }
 
     /// Keeps the end of an answer that has flowed until the attempt is over.
-    pub(super) fn ends(&mut self, relay: Relay, trailers: Option<HeaderMap>) {
-        self.end = Some(Box::new(End { sender: relay.end, trailers }));
+    pub(super) fn ends(&mut self, relay: Relay, end: End) {
+        self.end = Some(Box::new(HeldBack { sender: relay.end, end }));
     }
 }
 
-/// Hands a flowing answer to its caller, for as long as there is one. Dropped before it was given to [`Caller::ends`], it
-/// breaks the caller's answer off.
+/// Hands a flowing answer to its caller, for as long as there is one. Dropped before it was given to [`Caller::ends`] (the
+/// attempt was cut off), it breaks the caller's answer off.
 #[derive(Debug)]
 pub(super) struct Relay {
     pieces: Option<mpsc::Sender<Bytes>>,

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use tokio::time::timeout;
 
-use super::caller::Caller;
+use super::caller::{Caller, End};
 use super::gather::Begun;
 use super::truncated;
 use crate::proxy::body::Pieces;
@@ -43,9 +43,9 @@ pub(super) async fn flow(
         relay.pass(begun, patience).await;
     }
     let mut trailers = None;
-    loop {
+    let broken = loop {
         match timeout(patience, body.frame()).await {
-            Ok(None) => break,
+            Ok(None) => break None,
             Ok(Some(Ok(frame))) => match frame.into_data() {
                 Ok(piece) => {
                     keeping.keep(&piece, share);
@@ -53,11 +53,15 @@ pub(super) async fn flow(
                 }
                 Err(frame) => trailers = headers::frame_to_pass(frame).into_trailers().ok(),
             },
-            Ok(Some(Err(error))) => return truncated(lease, &error, head),
-            Err(_) => return Outcome::Unknown(Reason::Timeout, Some(Box::new(head))),
+            Ok(Some(Err(error))) => break Some(truncated(lease, &error)),
+            Err(_) => break Some(Reason::Timeout),
         }
+    };
+    if let Some(reason) = broken {
+        caller.ends(relay, End::Broken);
+        return Outcome::Unknown(reason, Some(Box::new(head)));
     }
-    caller.ends(relay, trailers.clone());
+    caller.ends(relay, End::Whole(trailers.clone()));
     Outcome::Answered(Box::new(Arrived { head, trailers, body: keeping.end(share), is_stream }))
 }
 

@@ -37,6 +37,8 @@ fn route(key: Vec<KeySource>) -> Route {
         on_duplicate: config::OnDuplicate::Wait,
         wait_timeout: Duration::from_secs(30),
         statuses: config::StatusPolicy::record_all(),
+        when: Vec::new(),
+        stream_types: Vec::new(),
         on_unknown: config::OnUnknown::Hold,
         retention: Duration::from_secs(86_400),
         unknown_retention: None,

@@ -36,15 +36,14 @@ pub(super) fn judged_status(head: &Head, trailers: Option<&HeaderMap>) -> u16 {
 
 /// Whether a code decides, and not the status.
 pub(super) fn judges(head: &Head) -> bool {
-    head.status == 200 && is_grpc(&head.fields)
+    let lines = || head.fields.get_all(CONTENT_TYPE).iter();
+    head.status == 200 && lines().any(|line| is_grpc(essence(line.as_bytes())))
 }
 
-/// Whether an answer is `application/grpc`, or that and what follows a plus. Not gRPC-Web, whose code is inside the body.
-pub fn is_grpc(fields: &HeaderMap) -> bool {
-    fields.get_all(CONTENT_TYPE).iter().any(|value| {
-        let without_suffix = essence(value.as_bytes()).split(|byte| *byte == b'+').next().unwrap_or_default();
-        without_suffix.trim_ascii().eq_ignore_ascii_case(b"application/grpc")
-    })
+/// Whether a media type is `application/grpc`, or that and what follows a plus. Not gRPC-Web, whose code is inside the body.
+pub fn is_grpc(media_type: &[u8]) -> bool {
+    let without_suffix = media_type.split(|byte| *byte == b'+').next().unwrap_or_default();
+    without_suffix.trim_ascii().eq_ignore_ascii_case(b"application/grpc")
 }
 
 #[cfg(test)]
