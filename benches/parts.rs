@@ -49,10 +49,10 @@ fn key(criterion: &mut Criterion) {
     let of_body = route("key = [\"json:/data/id\"]");
     let (body, fingerprint) = (json(512), Fingerprint { policy: [0; 4], digest: [0; 32] });
     group.bench_function("json, 512 B", |bench| {
-        bench.iter(|| from_body(&of_body, &plain, black_box(&body), &fingerprint));
+        bench.iter(|| from_body(&of_body, &plain, black_box(Some(&body)), &fingerprint));
     });
-    let found = from_body(&of_body, &plain, &body, &fingerprint).unwrap().unwrap();
-    group.bench_function("record id", |bench| bench.iter(|| identify(&of_field, &plain, black_box(&found))));
+    let found = from_body(&of_body, &plain, Some(&body), &fingerprint).unwrap().unwrap();
+    group.bench_function("record id", |bench| bench.iter(|| identify(&of_field, &plain, false, black_box(&found))));
     group.finish();
 }
 

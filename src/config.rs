@@ -411,6 +411,8 @@ pub enum KeySource {
     Query(String),
     /// A string or number in a JSON body, by JSON pointer (RFC 6901).
     Json(String),
+    /// A field of a form in the body (`application/x-www-form-urlencoded`), decoded.
+    Form(String),
     /// The request itself: its fingerprint is its key.
     Fingerprint,
     /// Several parts that make one key together; all must be there.
@@ -420,10 +422,16 @@ pub enum KeySource {
 /// A request part that separates callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ScopePart {
-    /// A header field, all its lines; missing is not empty.
+    /// A header field; missing is not empty. Equal lines count once, different ones are refused.
     Header(HeaderName),
-    /// A parameter of the query.
+    /// A parameter of the query, likewise.
     Query(String),
+    /// A cookie, likewise. Its name is case-sensitive.
+    Cookie(String),
+    /// The host that the request is for, with its port where that is not the scheme's own.
+    Host,
+    /// The path as received, without the query.
+    Path,
     /// The name in the certificate that the client has shown; none is not an empty one. It stays the same when the
     /// certificate is renewed.
     ClientCert,

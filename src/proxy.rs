@@ -13,6 +13,7 @@ use tokio::time::Instant;
 
 pub mod route;
 
+pub mod host;
 pub mod key;
 
 pub mod fingerprint;
@@ -176,7 +177,7 @@ impl Core {
         let print = imprinter.policy.print(head, BodyAsRead::Whole(&body.bytes), peer.tls)?;
         let key = match found {
             Found::Key(key) => Some(key),
-            _ => key::from_body(&route.config, head, &body.bytes, &print.fingerprint)?,
+            _ => key::from_body(&route.config, head, Some(&body.bytes), &print.fingerprint)?,
         };
         let Some(key) = key else {
             if route.config.key_required {
@@ -187,7 +188,7 @@ impl Core {
         if tunnel::asked_for(head).is_some() {
             return Err(Problem::key_with_upgrade());
         }
-        let identity = key::identify(&route.config, head, &key);
+        let identity = key::identify(&route.config, head, peer.tls, &key)?;
         notes.about(&identity.id);
         let imprint = imprinter.imprint(head, print, &identity.id);
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
@@ -213,7 +214,7 @@ impl Core {
             return None;
         }
         let print = imprinter.policy.print(head, BodyAsRead::Unread, peer.tls).ok()?;
-        let id = key::identify(&route.config, head, key).id;
+        let id = key::identify(&route.config, head, peer.tls, key).ok()?.id;
         let imprint = imprinter.imprint(head, print, &id);
         // Any other answer may be a wrong one as long as the body is not there to be compared.
         match claim::look(route, &self.store, &id, &imprint, notes).await {

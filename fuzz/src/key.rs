@@ -69,7 +69,7 @@ fn head(field: &[u8], query: &[u8]) -> Option<Parts> {
 }
 
 fn of_whole(route: &Route, head: &Parts, body: &[u8], fingerprint: &Fingerprint) -> Result<Option<Key>, String> {
-    from_body(route, head, body, fingerprint).map_err(|fault| fault.to_string())
+    from_body(route, head, Some(body), fingerprint).map_err(|fault| fault.to_string())
 }
 
 /// What the head alone says is what the whole request says.
@@ -96,8 +96,10 @@ fn sound(route: &Route, head: &Parts, key: &Key) {
             assert!(matches!(&found, Found::Key(again) if again.value() == value), "{key:?} came back as {found:?}");
         }
     }
-    let identity = identify(route, head, key);
-    assert_eq!(identity, identify(route, head, key));
+    let identity = identify(route, head, false, key);
+    assert_eq!(identity, identify(route, head, false, key));
+    // A parameter of the scope that stands there twice with different values.
+    let Ok(identity) = identity else { return };
     assert_eq!(identity.id.to_string().parse::<RecordId>().ok(), Some(identity.id));
 }
 

@@ -49,11 +49,11 @@ impl Preset {
     pub(super) fn defaults(self) -> Defaults {
         match self {
             Preset::Api => Defaults {
-                methods: vec![Method::POST, Method::PATCH],
-                key: vec![header("idempotency-key")],
+                methods: vec![Method::POST, Method::PUT, Method::PATCH, Method::DELETE],
+                key: vec![header("idempotency-key"), header("x-idempotency-key")],
                 key_required: false,
-                scope: vec![caller("authorization")],
                 replay_to: ReplayTo::SameCredentials,
+                scope: vec![caller("authorization"), caller("x-api-key"), caller("api-key")],
                 body: BodyMode::Bytes,
                 wait_timeout: Duration::from_secs(30),
                 statuses: Lists {
@@ -69,7 +69,6 @@ impl Preset {
                 forwarded: Forwarded::Append,
             },
             Preset::Payment => Defaults {
-                methods: vec![Method::POST, Method::PATCH, Method::PUT, Method::DELETE],
                 key_required: true,
                 scope: Vec::new(),
                 replay_to: ReplayTo::Scope,
@@ -97,8 +96,9 @@ impl Preset {
                     KeySource::Joined(vec![header("ce-source"), header("ce-id")]),
                     header("idempotency-key"),
                 ],
-                scope: Vec::new(),
                 replay_to: ReplayTo::Scope,
+                // Senders repeat to the same URL, and one event id goes to several.
+                scope: vec![ScopePart::Host, ScopePart::Path],
                 body: BodyMode::Ignore,
                 wait_timeout: Duration::from_secs(10),
                 statuses: Lists {

@@ -11,7 +11,8 @@ use super::{ForwardKey, KeySource, ScopePart};
 /// Parses an entry of `key`: a source, or an inner list that joins several.
 pub(super) fn key_source(value: &DeValue<'_>) -> Result<KeySource, Wrong> {
     let Some(parts) = value.as_array() else { return string(value, single_source) };
-    let right = "write two or more of \"header:NAME\", \"query:NAME\", \"json:/POINTER\" in an inner list";
+    let right =
+        "write two or more of \"header:NAME\", \"query:NAME\", \"json:/POINTER\", \"form:NAME\" in an inner list";
     let mut sources = Vec::new();
     for part in parts.iter() {
         match part.get_ref() {
@@ -36,22 +37,35 @@ fn single_source(text: &str) -> Result<KeySource, Wrong> {
         Some(("header", name)) => field_name(name).map(KeySource::Header),
         Some(("query", name)) => parameter(name).map(KeySource::Query),
         Some(("json", pointer)) => json_pointer(pointer).map(KeySource::Json),
+        Some(("form", name)) => form_field(name).map(KeySource::Form),
         None if text == "fingerprint" => Ok(KeySource::Fingerprint),
-        _ => Err(not_a_part(text, &["header", "query", "json", "fingerprint"], "\"json:/POINTER\" or \"fingerprint\"")),
+        _ => {
+            let kinds = ["header", "query", "json", "form", "fingerprint"];
+            Err(not_a_part(text, &kinds, "\"json:/POINTER\", \"form:NAME\" or \"fingerprint\""))
+        }
     }
 }
 
 /// The word for the name in the client's certificate.
 const CLIENT_CERT: &str = "client-cert";
+/// The words for where a request goes.
+const HOST: &str = "host";
+const PATH: &str = "path";
 
 /// Parses an entry of `scope`.
 pub(super) fn scope_part(text: &str) -> Result<ScopePart, Wrong> {
     match text.split_once(':') {
         Some(("header", name)) => field_name(name).map(ScopePart::Header),
         Some(("query", name)) => parameter(name).map(ScopePart::Query),
+        Some(("cookie", name)) => cookie(name).map(ScopePart::Cookie),
         Some(("constant", constant)) if !constant.is_empty() => Ok(ScopePart::Constant(constant.to_owned())),
+        None if text == HOST => Ok(ScopePart::Host),
+        None if text == PATH => Ok(ScopePart::Path),
         None if text == CLIENT_CERT => Ok(ScopePart::ClientCert),
-        _ => Err(not_a_part(text, &["header", "query", "constant"], "\"client-cert\" or \"constant:TEXT\"")),
+        _ => {
+            let others = "\"cookie:NAME\", \"host\", \"path\", \"client-cert\" or \"constant:TEXT\"";
+            Err(not_a_part(text, &["header", "query", "cookie", "constant"], others))
+        }
     }
 }
 
@@ -69,6 +83,21 @@ pub(super) fn ignored_parameter(name: &str) -> Result<String, Wrong> {
 fn parameter(name: &str) -> Result<String, Wrong> {
     if name.is_empty() {
         return Err(wrong("the name of a query parameter is missing", "write \"query:NAME\""));
+    }
+    Ok(name.to_owned())
+}
+
+fn form_field(name: &str) -> Result<String, Wrong> {
+    if name.is_empty() {
+        return Err(wrong("the name of a form's field is missing", "write \"form:NAME\""));
+    }
+    Ok(name.to_owned())
+}
+
+/// A cookie's name is a token (RFC 6265 section 4.1.1), as a field's is, but its letter case counts.
+fn cookie(name: &str) -> Result<String, Wrong> {
+    if HeaderName::from_bytes(name.as_bytes()).is_err() {
+        return Err(wrong(format!("{name:?} is not the name of a cookie"), "write \"cookie:NAME\""));
     }
     Ok(name.to_owned())
 }
@@ -118,6 +147,7 @@ pub(super) fn print_key_source(source: &KeySource) -> toml::Value {
         KeySource::Header(name) => format!("header:{name}").into(),
         KeySource::Query(name) => format!("query:{name}").into(),
         KeySource::Json(pointer) => format!("json:{pointer}").into(),
+        KeySource::Form(name) => format!("form:{name}").into(),
         KeySource::Fingerprint => "fingerprint".into(),
         KeySource::Joined(parts) => parts.iter().map(print_key_source).collect::<Vec<_>>().into(),
     }
@@ -128,6 +158,9 @@ pub(super) fn print_scope_part(part: &ScopePart) -> String {
     match part {
         ScopePart::Header(name) => format!("header:{name}"),
         ScopePart::Query(name) => format!("query:{name}"),
+        ScopePart::Cookie(name) => format!("cookie:{name}"),
+        ScopePart::Host => HOST.to_owned(),
+        ScopePart::Path => PATH.to_owned(),
         ScopePart::ClientCert => CLIENT_CERT.to_owned(),
         ScopePart::Constant(constant) => format!("constant:{constant}"),
     }

@@ -11,7 +11,7 @@ use http::{Method, Response, StatusCode};
 use super::body::Body;
 use super::fingerprint::BodyFault;
 use super::headers::{self, CacheStatus};
-use super::key::KeyFault;
+use super::key::{KeyFault, ScopeFault};
 use crate::config::OnUnknown;
 use crate::metrics::{Forgery, RequestResult};
 use crate::record::{Doubtful, Fate, Reason, RecordId};
@@ -28,6 +28,8 @@ pub enum Kind {
     KeyMissing,
     /// The key is malformed, repeated, too long or empty.
     KeyInvalid,
+    /// A part of the scope stands there twice, with different values.
+    ScopeInvalid,
     /// The key was used for another request.
     KeyReused,
     /// The key was used by somebody else.
@@ -67,7 +69,9 @@ pub enum Kind {
 impl Kind {
     fn status(self) -> StatusCode {
         match self {
-            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid | Kind::BodyInvalid => StatusCode::BAD_REQUEST,
+            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid | Kind::ScopeInvalid | Kind::BodyInvalid => {
+                StatusCode::BAD_REQUEST
+            }
             Kind::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Kind::RequestInProgress | Kind::OutcomeUnknown | Kind::ResponseNotRetained => StatusCode::CONFLICT,
             Kind::OutcomeUnknownBroken | Kind::UpstreamUnreachable => StatusCode::BAD_GATEWAY,
@@ -88,6 +92,7 @@ impl Kind {
             Kind::MethodInvalid => "method-invalid",
             Kind::KeyMissing => "key-missing",
             Kind::KeyInvalid => "key-invalid",
+            Kind::ScopeInvalid => "scope-invalid",
             Kind::KeyReused => "key-reused",
             Kind::OtherCaller => "other-caller",
             Kind::RequestInProgress => "request-in-progress",
@@ -111,6 +116,7 @@ impl Kind {
             Kind::MethodInvalid => "The method is spelled in another letter case",
             Kind::KeyMissing => "An idempotency key is required",
             Kind::KeyInvalid => "The idempotency key is not usable",
+            Kind::ScopeInvalid => "It is not clear whose request it is",
             Kind::KeyReused => "The idempotency key was used for another request",
             Kind::OtherCaller => "The idempotency key was used by another caller",
             Kind::RequestInProgress => "The first request with this key is still running",
@@ -150,6 +156,7 @@ impl Kind {
             | Kind::SignatureInvalid
             | Kind::KeyReused
             | Kind::OtherCaller
+            | Kind::ScopeInvalid
             | Kind::BodyInvalid
             | Kind::BodyTooLarge
             | Kind::ExpectationFailed => Some(Retry::AfterCorrection),
@@ -166,8 +173,10 @@ impl Kind {
 
     fn result(self) -> RequestResult {
         match self {
-            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid => RequestResult::KeyRejected,
             Kind::SignatureInvalid => RequestResult::SignatureRejected,
+            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid | Kind::ScopeInvalid => {
+                RequestResult::KeyRejected
+            }
             Kind::KeyReused => RequestResult::KeyReused,
             Kind::OtherCaller => RequestResult::OtherCaller,
             Kind::RequestInProgress => RequestResult::InProgress,
@@ -519,6 +528,12 @@ impl From<KeyFault> for Problem {
             KeyFault::Body { .. } => Kind::BodyInvalid,
         };
         Problem::new(kind, fault.to_string())
+    }
+}
+
+impl From<ScopeFault> for Problem {
+    fn from(fault: ScopeFault) -> Problem {
+        Problem::new(Kind::ScopeInvalid, format!("Callers are told apart by {fault}. Nothing was forwarded."))
     }
 }
 

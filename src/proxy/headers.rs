@@ -282,7 +282,7 @@ fn key_headers(sources: &[KeySource]) -> Vec<&HeaderName> {
         match source {
             KeySource::Header(name) => names.push(name),
             KeySource::Joined(parts) => names.extend(key_headers(parts)),
-            KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => {}
+            KeySource::Query(_) | KeySource::Json(_) | KeySource::Form(_) | KeySource::Fingerprint => {}
         }
     }
     names

@@ -10,16 +10,19 @@ mod identity;
 mod join;
 pub(super) mod json;
 pub(super) mod pairs;
+mod scope;
 mod source;
 pub(super) mod transcript;
 
 use http::HeaderValue;
-use http::header::{CONNECTION, HeaderName};
+use http::header::{CONNECTION, COOKIE, HOST, HeaderName};
 use http::request::Parts;
 
-pub use fault::{InvalidKey, KeyFault, Malformed};
+use fault::place_of_scope;
+pub use fault::{InvalidKey, KeyFault, Malformed, Unreadable};
 pub use identity::{ClientName, Identity, identify};
 pub use json::JsonFault;
+pub use scope::ScopeFault;
 
 use crate::config::{KeySource, Route, ScopePart};
 use crate::fields;
@@ -111,19 +114,42 @@ pub fn from_head(route: &Route, head: &Parts) -> Result<Found, KeyFault> {
     Ok(Found::Absent)
 }
 
-/// Looks for the key in the whole request, all of whose body is there.
+/// Looks for the key in the whole request, all of whose body is there; `None` in its place if it cannot be decoded.
+///
+/// A body in another format than a source's has no key for it, and the next source is asked.
 ///
 /// # Errors
 ///
-/// The first source present is malformed, or a `json:` source is reached and the body is not usable as JSON.
-pub fn from_body(route: &Route, head: &Parts, body: &[u8], fingerprint: &Fingerprint) -> Result<Option<Key>, KeyFault> {
+/// The first source present is malformed; the JSON on the way to a key could be read in two ways; or there is no key,
+/// the route requires one, and a source could not read the body.
+pub fn from_body(
+    route: &Route,
+    head: &Parts,
+    body: Option<&[u8]>,
+    fingerprint: &Fingerprint,
+) -> Result<Option<Key>, KeyFault> {
     let whole = source::Whole::new(head, body, fingerprint);
     for source in &route.key {
         if let Some(key) = source::in_whole(source, &whole, route.max_key_length)? {
             return Ok(Some(key));
         }
     }
-    Ok(None)
+    match whole.unread() {
+        Some(fault) if route.key_required => Err(fault),
+        _ => Ok(None),
+    }
+}
+
+/// Whether a source of the route's keys looks into the body.
+pub fn reads_body(route: &Route) -> bool {
+    fn reads(source: &KeySource) -> bool {
+        match source {
+            KeySource::Json(_) | KeySource::Form(_) => true,
+            KeySource::Joined(parts) => parts.iter().any(reads),
+            KeySource::Header(_) | KeySource::Query(_) | KeySource::Fingerprint => false,
+        }
+    }
+    route.key.iter().any(reads)
 }
 
 /// Refuses a `Connection` field that names a header of the key, the scope or the fingerprint: such a field is meant for
@@ -141,7 +167,9 @@ pub fn check_connection(route: &Route, head: &Parts) -> Result<(), KeyFault> {
     };
     let scope = route.scope.iter().filter_map(|part| match part {
         ScopePart::Header(name) => Some(name),
-        ScopePart::Query(_) | ScopePart::ClientCert | ScopePart::Constant(_) => None,
+        ScopePart::Cookie(_) => Some(&COOKIE),
+        ScopePart::Host => Some(&HOST),
+        ScopePart::Query(_) | ScopePart::Path | ScopePart::ClientCert | ScopePart::Constant(_) => None,
     });
     let refused = route
         .key
@@ -158,7 +186,7 @@ fn find_header<'a>(source: &'a KeySource, named: &impl Fn(&HeaderName) -> bool) 
     match source {
         KeySource::Header(name) => Some(name).filter(|name| named(name)),
         KeySource::Joined(parts) => parts.iter().find_map(|part| find_header(part, named)),
-        KeySource::Query(_) | KeySource::Json(_) | KeySource::Fingerprint => None,
+        KeySource::Query(_) | KeySource::Json(_) | KeySource::Form(_) | KeySource::Fingerprint => None,
     }
 }
 

@@ -195,10 +195,11 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 20] = [
+const KINDS: [Kind; 21] = [
     Kind::MethodInvalid,
     Kind::KeyMissing,
     Kind::KeyInvalid,
+    Kind::ScopeInvalid,
     Kind::KeyReused,
     Kind::OtherCaller,
     Kind::RequestInProgress,

@@ -140,3 +140,35 @@ async fn an_unknown_expectation_is_refused_at_once() {
     }
     assert_eq!(world.upstream.received().len(), 0);
 }
+
+#[tokio::test]
+async fn l4_equal_fields_of_the_scope_count_once() {
+    let world = World::build(Store::Memory).top("h2c = true").start().await;
+    let mut client = Client::open(&world).await;
+    let with = |credentials: &[&'static str]| {
+        let request = post("/pay").header("idempotency-key", "k-1");
+        credentials.iter().fold(request, |request, value| request.header("authorization", *value))
+    };
+    assert_eq!(client.ask(with(&["Bearer a", "Bearer a"]), Some(b"{}")).await.status, 201);
+    let again = client.ask(with(&["Bearer a"]), Some(b"{}")).await;
+    assert!(again.is_replay(), "{again:?}");
+    let different = client.ask(with(&["Bearer a", "Bearer b"]), Some(b"{}")).await;
+    assert!(different.status == 400 && different.text().contains("scope-invalid"), "{different:?}");
+    assert_eq!(world.executions(), 1);
+}
+
+#[tokio::test]
+async fn hosts_and_cookies_of_a_scope_are_those_of_http1() {
+    let route = "scope = [\"host\", \"cookie:sid\"]";
+    let world = World::build(Store::Memory).top("h2c = true").route(route).start().await;
+    let first = crate::support::Request::new("POST", "/pay").key("k-1").field("Cookie", "lb=1; sid=a").body("{}");
+    world.send(&first).await.assert_executed(201);
+    let mut client = Client::open(&world).await;
+    for authority in ["shop.test", "SHOP.test:80"] {
+        let request = Request::post(format!("http://{authority}/pay")).header("idempotency-key", "k-1");
+        let request = request.header("cookie", "sid=a").header("cookie", "lb=2");
+        let answer = client.ask(request, Some(b"{}")).await;
+        assert!(answer.is_replay(), "{authority}: {answer:?}");
+    }
+    assert_eq!(world.executions(), 1);
+}

@@ -24,7 +24,9 @@ mod redis_server;
 mod redis_store;
 mod store_check;
 
+mod bodies;
 mod browsers;
+mod callers;
 mod claiming;
 mod crash;
 mod keys;

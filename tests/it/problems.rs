@@ -92,6 +92,14 @@ async fn key_invalid() {
 }
 
 #[tokio::test]
+async fn scope_invalid() {
+    let world = World::new(Store::Memory).await;
+    let request = Request::pay().key("k-1").field("Authorization", "Bearer a").field("Authorization", "Bearer b");
+    expect(400, "scope-invalid", "after-correction").check(&world.send(&request).await);
+    assert_eq!(world.executions(), 0);
+}
+
+#[tokio::test]
 async fn key_reused() {
     let world = World::new(Store::Memory).await;
     world.pay("k-1").await.assert_executed(201);
@@ -160,7 +168,7 @@ async fn body_invalid() {
     let expected = expect(400, "body-invalid", "after-correction");
     let world = World::with(Store::Memory, "fingerprint.body = \"json\"").await;
     expected.check(&world.send(&Request::new("POST", "/pay").key("k-1").json(r#"{"a":1,"a":1}"#)).await);
-    let world = World::with(Store::Memory, "key = [\"json:/id\"]").await;
+    let world = World::with(Store::Memory, "key = [\"json:/id\"]\n key_required = true").await;
     expected.check(&world.send(&Request::new("POST", "/pay").json("no JSON")).await);
     assert_eq!(world.executions(), 0);
 }

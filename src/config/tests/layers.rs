@@ -27,8 +27,10 @@ fn without_a_file_there_is_one_route_to_the_upstream() {
     let route = &loaded.config.routes[0];
     assert_eq!(&*route.name, "default");
     assert_eq!(route.upstream.authority(), "127.0.0.1:3000");
-    let authorization = ScopePart::Header(HeaderName::from_static("authorization"));
-    assert_eq!(route.scope, [authorization, ScopePart::Constant("127.0.0.1:3000".into())]);
+    let (upstream, credentials) = route.scope.split_last().unwrap();
+    assert_eq!(*upstream, ScopePart::Constant("127.0.0.1:3000".into()));
+    let names = ["authorization", "x-api-key", "api-key"];
+    assert_eq!(credentials, names.map(|name| ScopePart::Header(HeaderName::from_static(name))));
     assert_eq!(loaded.warnings, []);
     let again = super::loaded(&effective(&loaded.config)).config;
     assert_eq!(format!("{again:?}"), format!("{:?}", loaded.config));

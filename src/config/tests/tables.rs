@@ -27,17 +27,19 @@ fn assert_presets(key: &str, values: [&str; 3]) {
 
 #[test]
 fn presets_differ_as_documented() {
-    assert_presets("methods", [r#"["POST", "PATCH"]"#, r#"["POST", "PATCH", "PUT", "DELETE"]"#, r#"["POST"]"#]);
+    let methods = r#"["POST", "PUT", "PATCH", "DELETE"]"#;
+    assert_presets("methods", [methods, methods, r#"["POST"]"#]);
     let webhook = r#"["header:webhook-id", "header:svix-id", "header:x-github-delivery", "header:x-shopify-event-id", "header:x-amz-sns-message-id", "header:i-twilio-idempotency-token", ["header:ce-source", "header:ce-id"], "header:idempotency-key"]"#;
-    let key = r#"["header:idempotency-key"]"#;
+    let key = r#"["header:idempotency-key", "header:x-idempotency-key"]"#;
     assert_presets("key", [key, key, webhook]);
     assert_presets("key_required", ["false", "true", "false"]);
     assert_presets("max_key_length", ["255"; 3]);
-    assert_presets("scope", [r#"["header:authorization"]"#, "[]", "[]"]);
     assert_presets("replay_to", [r#""same-credentials""#, r#""scope""#, r#""scope""#]);
     let operation = r#"["x-http-method-override", "x-method-override", "x-amz-target", "soapaction"]"#;
     assert_presets("fingerprint.headers", [operation; 3]);
     assert_presets("fingerprint.ignore_query", ["[]"; 3]);
+    let credentials = r#"["header:authorization", "header:x-api-key", "header:api-key"]"#;
+    assert_presets("scope", [credentials, "[]", r#"["host", "path"]"#]);
     assert_presets("fingerprint.body", [r#""bytes""#, r#""bytes""#, r#""ignore""#]);
     assert_presets("on_duplicate", [r#""wait""#; 3]);
     assert_presets("wait_timeout", [r#""30s""#, r#""30s""#, r#""10s""#]);
@@ -119,23 +121,23 @@ fn both_orders_of_two_own_lists_give_the_same() {
 #[test]
 fn every_sender_has_its_key_and_scope() {
     let expected = [
-        ("github", r#"["header:x-github-delivery"]"#, r#"["header:x-github-hook-id"]"#),
-        ("stripe", r#"["json:/id"]"#, "[]"),
+        ("github", r#"["header:x-github-delivery"]"#, r#"["host", "path", "header:x-github-hook-id"]"#),
+        ("stripe", r#"["json:/id"]"#, r#"["host", "path"]"#),
         (
             "shopify",
             r#"["header:x-shopify-event-id"]"#,
-            r#"["header:x-shopify-shop-domain", "header:x-shopify-topic"]"#,
+            r#"["host", "path", "header:x-shopify-shop-domain", "header:x-shopify-topic"]"#,
         ),
-        ("standard-webhooks", r#"["header:webhook-id"]"#, "[]"),
-        ("svix", r#"["header:svix-id", "header:webhook-id"]"#, "[]"),
-        ("twilio", r#"["header:i-twilio-idempotency-token"]"#, "[]"),
-        ("aws-sns", r#"["header:x-amz-sns-message-id"]"#, r#"["header:x-amz-sns-topic-arn"]"#),
-        ("cloudevents", r#"["header:ce-id", ["json:/source", "json:/id"]]"#, r#"["header:ce-source"]"#),
-        ("gitlab", r#"["header:idempotency-key"]"#, r#"["header:x-gitlab-instance"]"#),
+        ("standard-webhooks", r#"["header:webhook-id"]"#, r#"["host", "path"]"#),
+        ("svix", r#"["header:svix-id", "header:webhook-id"]"#, r#"["host", "path"]"#),
+        ("twilio", r#"["header:i-twilio-idempotency-token"]"#, r#"["host", "path"]"#),
+        ("aws-sns", r#"["header:x-amz-sns-message-id"]"#, r#"["host", "path", "header:x-amz-sns-topic-arn"]"#),
+        ("cloudevents", r#"["header:ce-id", ["json:/source", "json:/id"]]"#, r#"["host", "path", "header:ce-source"]"#),
+        ("gitlab", r#"["header:idempotency-key"]"#, r#"["host", "path", "header:x-gitlab-instance"]"#),
         (
             "adyen",
             r#"[["json:/notificationItems/0/NotificationRequestItem/eventCode", "json:/notificationItems/0/NotificationRequestItem/pspReference", "json:/notificationItems/0/NotificationRequestItem/success"]]"#,
-            "[]",
+            r#"["host", "path"]"#,
         ),
     ];
     assert_eq!(expected.map(|(name, _, _)| name), SENDERS.map(|(name, _)| name));

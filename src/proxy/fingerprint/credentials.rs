@@ -45,7 +45,12 @@ impl Compared {
                     *is_compared &= known != name;
                 }
             }
-            ScopePart::Query(_) | ScopePart::ClientCert | ScopePart::Constant(_) => {}
+            ScopePart::Cookie(_) => self.cookies = false,
+            ScopePart::Query(_)
+            | ScopePart::Host
+            | ScopePart::Path
+            | ScopePart::ClientCert
+            | ScopePart::Constant(_) => {}
         }
     }
 

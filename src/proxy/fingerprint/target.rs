@@ -2,9 +2,7 @@
 
 use std::borrow::Cow;
 
-use http::header::HOST;
 use http::request::Parts;
-use http::uri::Scheme;
 
 use super::super::key::pairs::pairs;
 use super::super::key::transcript::Transcript;
@@ -61,29 +59,16 @@ impl IgnoredQuery {
 }
 
 /// The host that a request names, as it counts; empty where it names none.
-pub(super) struct Host<'a>(Cow<'a, [u8]>);
+pub(super) struct Host<'a>(Cow<'a, str>);
 
-/// The host of an absolute-form target, else of the `Host` field: in lower case, without the port that the scheme has by
-/// itself, and without the dot of a name that is written out to the root.
+/// The host of a request; `tls` says by which scheme it came.
 pub(super) fn host(head: &Parts, tls: bool) -> Host<'_> {
-    let authority = match head.uri.authority() {
-        Some(authority) => {
-            let text = authority.as_str();
-            text.rsplit_once('@').map_or(text, |(_, host)| host).as_bytes()
-        }
-        None => head.headers.get(HOST).map_or(&[][..], |line| line.as_bytes()),
-    };
-    let is_https = head.uri.scheme().map_or(tls, |scheme| *scheme == Scheme::HTTPS);
-    let own_port: &[u8] = if is_https { b":443" } else { b":80" };
-    let host = authority.strip_suffix(own_port).or_else(|| authority.strip_suffix(b":")).unwrap_or(authority);
-    // A name that is written out to the root.
-    let host = host.strip_suffix(b".").unwrap_or(host);
-    Host(if host.iter().any(u8::is_ascii_uppercase) { host.to_ascii_lowercase().into() } else { host.into() })
+    Host(super::super::host::host(head, tls).unwrap_or_default())
 }
 
 impl Host<'_> {
     pub(super) fn add(&self, transcript: &mut Transcript) {
-        transcript.part(&self.0);
+        transcript.part(self.0.as_bytes());
     }
 
     pub(super) fn digest(&self) -> [u8; 16] {

@@ -1,6 +1,6 @@
 //! Why a key is refused, in words for the caller. The key itself is never in them.
 
-use crate::config::KeySource;
+use crate::config::{KeySource, ScopePart};
 
 use super::json::JsonFault;
 
@@ -10,15 +10,29 @@ pub enum KeyFault {
     /// The key is malformed, stands twice, is too long, empty, or a part of it is missing.
     #[error(transparent)]
     Invalid(#[from] InvalidKey),
-    /// The key should be in a JSON body, and the body cannot be used.
+    /// The key should be in the body, and the body cannot be used.
     #[error("the key is taken from the body ({place}), but {fault}")]
     Body {
         /// The source, as in the settings.
         place: String,
         /// What is wrong with the body.
         #[source]
-        fault: JsonFault,
+        fault: Unreadable,
     },
+}
+
+/// Why a body gives no key.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Unreadable {
+    /// It cannot be read as JSON.
+    #[error(transparent)]
+    Json(#[from] JsonFault),
+    /// It is no form, by its `Content-Type` or its bytes.
+    #[error("the body is not a form (application/x-www-form-urlencoded)")]
+    NotForm,
+    /// Its `Content-Encoding` cannot be taken off.
+    #[error("the body cannot be decoded as its Content-Encoding says")]
+    Encoded,
 }
 
 /// A source that is present and gives no key.
@@ -78,12 +92,26 @@ pub enum Malformed {
     HopByHop,
 }
 
+/// A part of the scope in the words of the settings.
+pub(super) fn place_of_scope(part: &ScopePart) -> String {
+    match part {
+        ScopePart::Header(name) => format!("header:{name}"),
+        ScopePart::Query(name) => format!("query:{name}"),
+        ScopePart::Cookie(name) => format!("cookie:{name}"),
+        ScopePart::Host => "host".to_owned(),
+        ScopePart::Path => "path".to_owned(),
+        ScopePart::ClientCert => "client-cert".to_owned(),
+        ScopePart::Constant(_) => "constant".to_owned(),
+    }
+}
+
 /// A source in the words of the settings.
 pub(super) fn place(source: &KeySource) -> String {
     match source {
         KeySource::Header(name) => format!("header:{name}"),
         KeySource::Query(name) => format!("query:{name}"),
         KeySource::Json(pointer) => format!("json:{pointer}"),
+        KeySource::Form(name) => format!("form:{name}"),
         KeySource::Fingerprint => "fingerprint".to_owned(),
         KeySource::Joined(parts) => format!("[{}]", parts.iter().map(place).collect::<Vec<_>>().join(", ")),
     }

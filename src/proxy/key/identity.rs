@@ -6,9 +6,9 @@ use std::sync::{Arc, OnceLock};
 use http::request::Parts;
 
 use super::Key;
-use super::pairs;
+use super::scope::{self, ScopeFault};
 use super::transcript::Transcript;
-use crate::config::{Route, ScopePart};
+use crate::config::Route;
 use crate::record::RecordId;
 
 /// The name of a request's record, and two hashes for counters that live in this process.
@@ -27,54 +27,29 @@ pub struct Identity {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClientName(pub Arc<[u8]>);
 
-/// Names the record of a key that came with this request.
+/// Names the record of a key that came with this request; `tls` says by which scheme it came.
 ///
 /// The id is made of the first sixteen bytes of SHA-256 over the length-prefixed route name, scope parts and key. A
 /// missing scope part is not an empty one.
-pub fn identify(route: &Route, head: &Parts, key: &Key) -> Identity {
+///
+/// # Errors
+///
+/// A part of the scope stands there more than once, with different values.
+pub fn identify(route: &Route, head: &Parts, tls: bool, key: &Key) -> Result<Identity, ScopeFault> {
     let mut transcript = Transcript::new();
     transcript.part(route.name.as_bytes());
     transcript.count(route.scope.len());
     for part in &route.scope {
-        add_scope_part(&mut transcript, part, head);
+        scope::add(&mut transcript, part, head, tls)?;
     }
     let scope = transcript.clone().finish();
     transcript.part(key.value());
     let id = transcript.finish();
-    Identity {
+    Ok(Identity {
         id: RecordId::new(route.name.clone(), first(&id)),
         scope_hash: u64::from_be_bytes(first(&scope)),
         key_hash: process_hash(key.value()),
-    }
-}
-
-fn add_scope_part(transcript: &mut Transcript, part: &ScopePart, head: &Parts) {
-    match part {
-        ScopePart::Header(name) => transcript.field(&head.headers, name),
-        ScopePart::Query(name) => add_parameter(transcript, head.uri.query().unwrap_or_default(), name),
-        ScopePart::ClientCert => match head.extensions.get::<ClientName>() {
-            Some(ClientName(name)) => {
-                transcript.count(1);
-                transcript.part(name);
-            }
-            None => transcript.count(0),
-        },
-        ScopePart::Constant(text) => transcript.part(text.as_bytes()),
-    }
-}
-
-/// A broken percent-encoding means different things to different upstreams, so it counts as it stands, under another tag.
-fn add_parameter(transcript: &mut Transcript, query: &str, name: &str) {
-    transcript.count(pairs::parameter(query, name).count());
-    for value in pairs::parameter(query, name) {
-        if value.is_sound() {
-            transcript.tag(b'd');
-            transcript.part(&value.decoded().collect::<Vec<u8>>());
-        } else {
-            transcript.tag(b'r');
-            transcript.part(value.0);
-        }
-    }
+    })
 }
 
 fn first<const N: usize>(digest: &[u8; 32]) -> [u8; N] {

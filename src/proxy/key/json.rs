@@ -17,6 +17,8 @@ pub(crate) use text::{Chunk, Text};
 /// How deep objects and arrays may nest. Far beyond honest bodies, and shallow enough to be walked recursively.
 pub(crate) const MAX_DEPTH: usize = 512;
 
+const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
+
 /// Why a body cannot be read as JSON.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum JsonFault {
@@ -94,9 +96,10 @@ pub(crate) enum Kind<'a> {
 }
 
 impl<'a> Document<'a> {
-    /// Reads a whole text. Whether members stand twice is not looked at.
+    /// Reads a whole text, behind the byte order mark that some programs write (RFC 8259 section 8.1 lets readers skip
+    /// it). Whether members stand twice is not looked at.
     pub(crate) fn read(text: &'a [u8]) -> Result<Document<'a>, JsonFault> {
-        read::read(text)
+        read::read(text.strip_prefix(BYTE_ORDER_MARK).unwrap_or(text))
     }
 
     /// The outermost value.

@@ -69,7 +69,12 @@ pub(crate) fn pairs(text: &[u8]) -> impl Iterator<Item = Pair<'_>> {
 
 /// The values of one parameter of a query, in their order; a lone name has an empty value.
 pub(crate) fn parameter<'a>(query: &'a str, name: &'a str) -> impl Iterator<Item = Encoded<'a>> {
-    pairs(query.as_bytes()).filter(move |pair| pair.name.means(name)).map(|pair| pair.value.unwrap_or(Encoded(b"")))
+    values(query.as_bytes(), name)
+}
+
+/// The same of a form.
+pub(crate) fn values<'a>(text: &'a [u8], name: &'a str) -> impl Iterator<Item = Encoded<'a>> {
+    pairs(text).filter(move |pair| pair.name.means(name)).map(|pair| pair.value.unwrap_or(Encoded(b"")))
 }
 
 #[cfg(test)]

@@ -2,13 +2,15 @@
 
 use std::cell::OnceCell;
 
+use http::header::CONTENT_TYPE;
 use http::request::Parts;
 
-use super::fault::{InvalidKey, KeyFault, Malformed, place};
+use super::fault::{InvalidKey, KeyFault, Malformed, Unreadable, place};
 use super::join::Join;
 use super::json::{Document, JsonFault, Kind};
 use super::{Key, header, pairs};
 use crate::config::KeySource;
+use crate::fields;
 use crate::record::Fingerprint;
 
 /// What the head alone says about a source.
@@ -24,21 +26,55 @@ impl From<Option<Key>> for Reading {
     }
 }
 
+/// The media type of a form.
+const FORM: &[u8] = b"application/x-www-form-urlencoded";
+
 /// A request whose body is complete. The body is read as JSON once, however many sources ask.
 pub(super) struct Whole<'a> {
     head: &'a Parts,
-    body: &'a [u8],
+    /// `None` if it could not be decoded.
+    body: Option<&'a [u8]>,
     fingerprint: &'a Fingerprint,
-    document: OnceCell<Result<Document<'a>, JsonFault>>,
+    document: OnceCell<Result<Document<'a>, Unreadable>>,
+    /// The first source that could not read the body, and why.
+    unread: OnceCell<(&'a KeySource, Unreadable)>,
 }
 
 impl<'a> Whole<'a> {
-    pub(super) fn new(head: &'a Parts, body: &'a [u8], fingerprint: &'a Fingerprint) -> Whole<'a> {
-        Whole { head, body, fingerprint, document: OnceCell::new() }
+    pub(super) fn new(head: &'a Parts, body: Option<&'a [u8]>, fingerprint: &'a Fingerprint) -> Whole<'a> {
+        Whole { head, body, fingerprint, document: OnceCell::new(), unread: OnceCell::new() }
     }
 
-    fn document(&self) -> Result<&Document<'a>, JsonFault> {
-        self.document.get_or_init(|| Document::read(self.body)).as_ref().map_err(|fault| *fault)
+    /// Why a source could not read the body, if one could not.
+    pub(super) fn unread(&self) -> Option<KeyFault> {
+        self.unread.get().map(|(source, fault)| KeyFault::Body { place: place(source), fault: *fault })
+    }
+
+    fn document(&self) -> Result<&Document<'a>, Unreadable> {
+        let read = || Ok(Document::read(self.body.ok_or(Unreadable::Encoded)?)?);
+        self.document.get_or_init(read).as_ref().map_err(|fault| *fault)
+    }
+
+    /// The body, if it is declared as a form.
+    fn form(&self) -> Result<&'a [u8], Unreadable> {
+        let mut lines = self.head.headers.get_all(CONTENT_TYPE).iter();
+        let is_form = match (lines.next(), lines.next()) {
+            (Some(only), None) => fields::essence(only.as_bytes()).eq_ignore_ascii_case(FORM),
+            _ => false,
+        };
+        if is_form { self.body.ok_or(Unreadable::Encoded) } else { Err(Unreadable::NotForm) }
+    }
+
+    /// What a source could read, or `None` where the body has another format.
+    fn readable<T>(&self, source: &'a KeySource, read: Result<T, Unreadable>) -> Result<Option<T>, KeyFault> {
+        match read {
+            Ok(read) => Ok(Some(read)),
+            Err(fault @ (Unreadable::Json(JsonFault::NotJson { .. }) | Unreadable::NotForm | Unreadable::Encoded)) => {
+                let _ = self.unread.set((source, fault));
+                Ok(None)
+            }
+            Err(fault) => Err(KeyFault::Body { place: place(source), fault }),
+        }
     }
 }
 
@@ -46,7 +82,7 @@ impl<'a> Whole<'a> {
 pub(super) fn in_head(source: &KeySource, head: &Parts, max_length: usize) -> Result<Reading, KeyFault> {
     match source {
         KeySource::Header(_) | KeySource::Query(_) => Ok(head_part(source, head, max_length)?.into()),
-        KeySource::Json(_) | KeySource::Fingerprint => Ok(Reading::NeedsBody),
+        KeySource::Json(_) | KeySource::Form(_) | KeySource::Fingerprint => Ok(Reading::NeedsBody),
         KeySource::Joined(parts) => {
             let mut join = Join::default();
             for part in parts {
@@ -62,10 +98,15 @@ pub(super) fn in_head(source: &KeySource, head: &Parts, max_length: usize) -> Re
 }
 
 /// Reads a source from the whole request; `None` if it is absent.
-pub(super) fn in_whole(source: &KeySource, whole: &Whole<'_>, max_length: usize) -> Result<Option<Key>, KeyFault> {
+pub(super) fn in_whole<'a>(
+    source: &'a KeySource,
+    whole: &Whole<'a>,
+    max_length: usize,
+) -> Result<Option<Key>, KeyFault> {
     match source {
         KeySource::Header(_) | KeySource::Query(_) => Ok(head_part(source, whole.head, max_length)?),
         KeySource::Json(pointer) => json_part(source, pointer, whole, max_length),
+        KeySource::Form(name) => form_part(source, name, whole, max_length),
         KeySource::Fingerprint => Ok(Some(fingerprint_part(whole.fingerprint))),
         KeySource::Joined(parts) => {
             let mut join = Join::default();
@@ -88,7 +129,7 @@ fn head_part(source: &KeySource, head: &Parts, max_length: usize) -> Result<Opti
         KeySource::Query(name) => {
             only(pairs::parameter(head.uri.query().unwrap_or_default(), name), |value| parameter(value, max_length))
         }
-        KeySource::Json(_) | KeySource::Fingerprint | KeySource::Joined(_) => Ok(None),
+        KeySource::Json(_) | KeySource::Form(_) | KeySource::Fingerprint | KeySource::Joined(_) => Ok(None),
     };
     key.map_err(|wrong| InvalidKey::new(source, wrong))
 }
@@ -112,10 +153,26 @@ fn parameter(value: pairs::Encoded<'_>, max_length: usize) -> Result<Key, Malfor
     Key::new(value.decoded().take(max_length.saturating_add(1)).collect(), false, max_length)
 }
 
-fn json_part(source: &KeySource, pointer: &str, whole: &Whole<'_>, max_length: usize) -> Result<Option<Key>, KeyFault> {
-    let fault = |fault| KeyFault::Body { place: place(source), fault };
-    let document = whole.document().map_err(fault)?;
-    let Some(node) = document.find(pointer).map_err(fault)? else {
+fn form_part<'a>(
+    source: &'a KeySource,
+    name: &str,
+    whole: &Whole<'a>,
+    max_length: usize,
+) -> Result<Option<Key>, KeyFault> {
+    let Some(form) = whole.readable(source, whole.form())? else { return Ok(None) };
+    let key = only(pairs::values(form, name), |value| parameter(value, max_length));
+    key.map_err(|wrong| InvalidKey::new(source, wrong).into())
+}
+
+fn json_part<'a>(
+    source: &'a KeySource,
+    pointer: &str,
+    whole: &Whole<'a>,
+    max_length: usize,
+) -> Result<Option<Key>, KeyFault> {
+    let Some(document) = whole.readable(source, whole.document())? else { return Ok(None) };
+    let found = document.find(pointer).map_err(|fault| KeyFault::Body { place: place(source), fault: fault.into() })?;
+    let Some(node) = found else {
         return Ok(None);
     };
     let key = match document.kind(node) {

@@ -140,7 +140,7 @@ fn what_is_not_json_is_told_apart() {
         "'a'",
         "[1]]",
         "1 1",
-        "\u{feff}1",
+        "\u{feff}\u{feff}1",
         "[}",
         "{]",
         "{\"a\":1]",

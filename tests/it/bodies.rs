@@ -1,0 +1,110 @@
+//! Keys in bodies, and bodies in which there is none: what is read, what is skipped and what passes.
+
+use crate::support::{Answer, Request, World};
+
+const OPTIONAL: &str = "key = [\"json:/id\"]";
+
+fn assert_unprotected(answer: &Answer) {
+    answer.assert_executed(201);
+    assert_eq!(answer.field("Cache-Status"), Some("onceproxy; fwd=bypass; detail=unprotected"));
+}
+
+fn posting(kind: &str, body: impl AsRef<[u8]>) -> Request {
+    Request::new("POST", "/pay").field("Content-Type", kind).body(body)
+}
+
+on_each_store! {
+    async fn l3_a_byte_order_mark_is_skipped(store) {
+        let world = World::with(store, &format!("{OPTIONAL}\n fingerprint.body = \"json\"")).await;
+        world.send(&posting("application/json", "\u{feff}{\"id\":\"e1\",\"a\":1}")).await.assert_executed(201);
+        assert_eq!(world.upstream.last().body, "\u{feff}{\"id\":\"e1\",\"a\":1}".as_bytes(), "it goes on as it came");
+        for same in ["{\"a\":1,\"id\":\"e1\"}", "\u{feff}{\"id\":\"e1\",\"a\":1}"] {
+            world.send(&posting("application/json", same)).await.assert_replay(201);
+        }
+        assert_eq!(world.executions(), 1);
+    }
+
+    async fn l3_a_body_without_a_key_passes_where_none_is_required(store) {
+        for source in ["json:/id", "form:id"] {
+            let world = World::with(store, &format!("key = [\"{source}\"]")).await;
+            let foreign = [
+                posting("application/json", ""),
+                posting("text/plain", "hello"),
+                posting("application/xml", "<id>1</id>"),
+                posting("application/json", "{\"id\":"),
+                posting("application/json", "{}"),
+                posting("multipart/form-data; boundary=b", "--b--\r\n"),
+                Request::new("POST", "/pay"),
+            ];
+            for (n, request) in foreign.iter().enumerate() {
+                assert_unprotected(&world.send(request).await);
+                assert_eq!(world.executions(), n + 1);
+            }
+        }
+    }
+
+    async fn l3_a_body_without_a_key_is_refused_where_one_is_required(store) {
+        let required = |source: &str| format!("key = [\"{source}\"]\n key_required = true");
+        let world = World::with(store, &required("json:/id")).await;
+        for body in ["", "hello", "{\"id\":"] {
+            world.send(&posting("application/json", body)).await.assert_problem(400, "body-invalid");
+        }
+        world.send(&posting("application/json", "{}")).await.assert_problem(400, "key-missing");
+        assert_eq!(world.executions(), 0);
+        let world = World::with(store, &required("form:id")).await;
+        world.send(&posting("application/json", "{}")).await.assert_problem(400, "body-invalid");
+        world.send(&posting("application/x-www-form-urlencoded", "a=1")).await.assert_problem(400, "key-missing");
+        assert_eq!(world.executions(), 0);
+    }
+
+    async fn l3_a_key_that_is_there_and_malformed_is_refused_all_the_same(store) {
+        let world = World::with(store, OPTIONAL).await;
+        for body in [r#"{"id":""}"#, r#"{"id":{}}"#, r#"{"id":"a\nb"}"#] {
+            world.send(&posting("application/json", body)).await.assert_problem(400, "key-invalid");
+        }
+        world.send(&posting("application/json", r#"{"id":"a","id":"b"}"#)).await.assert_problem(400, "body-invalid");
+        assert_eq!(world.executions(), 0);
+    }
+
+    async fn l3_a_form_field_is_a_key(store) {
+        let world = World::with(store, "key = [\"form:order id\", \"header:Idempotency-Key\"]").await;
+        let form = |body: &str| posting("application/x-www-form-urlencoded", body);
+        world.send(&form("order+id=a%2Fb&x=1")).await.assert_executed(201);
+        world.send(&form("order+id=a%2Fb&x=1")).await.assert_replay(201);
+        world.send(&form("order%20id=a/b&x=1")).await.assert_problem(422, "key-reused");
+        for malformed in ["order+id=a&order+id=a", "order+id=", "order+id=%zz"] {
+            world.send(&form(malformed)).await.assert_problem(400, "key-invalid");
+        }
+        // Without it the next source counts.
+        world.send(&form("x=1").key("k-1")).await.assert_executed(201);
+        world.send(&form("x=1").key("k-1")).await.assert_replay(201);
+        assert_eq!(world.executions(), 2);
+    }
+
+    async fn l3_an_empty_validation_call_passes_a_webhook_route(store) {
+        for preset in ["stripe", "adyen", "cloudevents", "github"] {
+            let world = World::with(store, &format!("preset = \"webhook\"\n key_preset = \"{preset}\"")).await;
+            assert_unprotected(&world.send(&Request::new("POST", "/hook")).await);
+            assert_unprotected(&world.send(&posting("text/plain", "validate")).await);
+        }
+    }
+
+    async fn o1_a_keyed_request_of_every_writing_method_runs_once(store) {
+        let world = World::new(store).await;
+        for (n, method) in ["POST", "PUT", "PATCH", "DELETE"].into_iter().enumerate() {
+            let request = Request::new(method, "/pay").field("X-Idempotency-Key", method).json("{}");
+            world.send(&request).await.assert_executed(201);
+            world.send(&request).await.assert_replay(201);
+            assert_eq!(world.executions(), n + 1);
+        }
+        // The first of the two headers decides.
+        let both = |one: &str, other: &str| {
+            Request::pay().field("X-Idempotency-Key", other).field("Idempotency-Key", one)
+        };
+        world.send(&both("k-1", "k-2")).await.assert_executed(201);
+        world.send(&both("k-1", "k-3")).await.assert_replay(201);
+        world.send(&Request::pay().key("k-1")).await.assert_replay(201);
+        world.send(&both("a,b", "k-1")).await.assert_problem(400, "key-invalid");
+        assert_eq!(world.executions(), 5);
+    }
+}
