@@ -20,6 +20,7 @@ pub mod store;
 pub mod verify;
 
 mod address;
+mod authorize;
 mod changes;
 mod effective;
 mod egress;
@@ -41,6 +42,7 @@ mod values;
 #[cfg(test)]
 mod tests;
 
+pub use authorize::Authorize;
 pub use changes::{Changed, Content, change};
 pub use effective::effective;
 pub use egress::{Allowed, Egress, Hosts};
@@ -251,6 +253,10 @@ pub struct Route {
     pub max_key_length: usize,
     /// The request parts that separate callers.
     pub scope: Vec<ScopePart>,
+    /// Who is asked before each replay and each join; `None` is nobody. Default none.
+    pub authorize: Option<Authorize>,
+    /// How long it may take to say. Default 1 s.
+    pub authorize_timeout: Duration,
     /// How the sender of webhooks proves itself; `None` demands nothing. Default none.
     pub verify: Option<Verify>,
     /// Who gets an answer that is kept. Default the first caller's credentials, unless the preset says otherwise.
@@ -311,9 +317,10 @@ impl Route {
         self.preserve_host || self.upstream.egress.is_some()
     }
 
-    /// Whether a duplicate is answered only if its credentials are those of the first request.
+    /// Whether a duplicate is answered only if its credentials are those of the first request. Where a service is asked, it
+    /// judges them.
     pub fn compares_credentials(&self) -> bool {
-        self.replay_to == ReplayTo::SameCredentials
+        self.replay_to == ReplayTo::SameCredentials && self.authorize.is_none()
     }
 }
 

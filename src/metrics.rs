@@ -15,11 +15,13 @@ mod handles;
 mod labels;
 mod spread;
 
-pub use handles::{ListenerMetrics, RouteMetrics, SignatureMetrics, SpanMetrics, StoreOperationMetrics};
-pub use labels::{Forgery, Reload, RequestResult};
+pub use handles::{
+    AuthorizeMetrics, ListenerMetrics, RouteMetrics, SignatureMetrics, SpanMetrics, StoreOperationMetrics,
+};
+pub use labels::{Authorized, Forgery, Reload, RequestResult};
 use labels::{
-    ForgeryLabels, OperationKindLabels, OperationLabel, ReloadLabel, RouteLabel, RouteResultLabels, SpanResultLabel,
-    StateLabel, VersionLabel,
+    AuthorizedLabels, ForgeryLabels, OperationKindLabels, OperationLabel, ReloadLabel, RouteLabel, RouteResultLabels,
+    SpanResultLabel, StateLabel, VersionLabel,
 };
 pub use spread::{Count, Histogram};
 
@@ -77,6 +79,8 @@ pub struct Metrics {
     policy_changed: Family<RouteLabel, Counter>,
     new_key_same_request: Family<RouteLabel, Counter>,
     same_request_new_scope: Family<RouteLabel, Counter>,
+    authorize: Family<AuthorizedLabels, Count>,
+    authorize_seconds: HistogramFamily<RouteLabel>,
     signatures_rejected: Family<ForgeryLabels, Counter>,
     records_open: Family<StateLabel, Gauge>,
     store_seconds: HistogramFamily<OperationLabel>,
@@ -138,6 +142,8 @@ impl Metrics {
                 "same_request_new_scope",
                 "Requests equal to one of the last minutes, key included, under another scope",
             ),
+            authorize: r.of("authorize", "Questions whether a caller may have a replay or a join, by their answer"),
+            authorize_seconds: r.seconds("authorize", "Time of such a question", Family::new_with_constructor(seconds)),
             signatures_rejected: r
                 .of("signatures_rejected", "Webhook deliveries refused because their signature does not hold, by why"),
             records_open: r.of("records_open", "Open records in the store, by state"),
@@ -211,6 +217,15 @@ impl Metrics {
             policy_changed: self.policy_changed.get_or_create_owned(&label),
             new_key_same_request: self.new_key_same_request.get_or_create_owned(&label),
             same_request_new_scope: self.same_request_new_scope.get_or_create_owned(&label),
+        }
+    }
+
+    /// What is counted of the questions to the authorizer of one route.
+    pub fn authorizer(&self, route: &str) -> AuthorizeMetrics {
+        let of = |answer| AuthorizedLabels { route: route.to_owned(), answer };
+        AuthorizeMetrics {
+            answers: Authorized::ALL.map(|answer| self.authorize.get_or_create_owned(&of(answer))),
+            seconds: self.authorize_seconds.get_or_create_owned(&RouteLabel { route: route.to_owned() }),
         }
     }
 

@@ -58,7 +58,7 @@ use self::cors::Cors;
 use self::error::Problem;
 use self::fingerprint::BodyAsRead;
 use self::flights::Conclusion;
-pub use self::guard::{SecretFault, check_secrets};
+pub use self::guard::{GuardFault, SecretFault, check_guard};
 pub use self::headers::Peer;
 use self::in_flight::InFlight;
 pub use self::key::ClientName;
@@ -192,10 +192,13 @@ impl Core {
         notes.about(&identity.id);
         let imprint = imprinter.imprint(head, print, &identity.id);
         let preferred_wait = headers::preferred_wait(&head.headers).filter(|wait| *wait < route.config.wait_timeout);
+        // Made before the head goes its way: a waiting duplicate lets go of it, and an owner sends it.
+        let inquiry = route.guard.inquiry(&route.config, head, peer, &identity.id);
         let body = Some(body);
         // Lent to the rest of the way: a future keeps room twice for what it is given.
         let mut keyed = Keyed { core: self, route, head, peer, preferred_wait, body, imprint, key, identity, notes };
-        keyed.answer().await
+        let answer = keyed.answer().await?;
+        Ok(route.guard.allowed(inquiry, answer, notes).await)
     }
 
     /// The replay for a client that asks whether to send its body (RFC 9110 section 10.1.1), where that does not count.
@@ -221,7 +224,9 @@ impl Core {
             Looked::Concluded(Conclusion::Replay { replay, waited }) => {
                 notes.about(&id);
                 notes.answered_by(&replay.response);
-                Some(respond::first(Arc::new(Conclusion::Replay { replay, waited })))
+                let inquiry = route.guard.inquiry(&route.config, head, peer, &id);
+                let answer = respond::first(Arc::new(Conclusion::Replay { replay, waited }));
+                Some(route.guard.allowed(inquiry, answer, notes).await)
             }
             _ => None,
         }

@@ -64,6 +64,19 @@ impl Pool {
         Ok(Pool::of(dialer, idle_timeout, metrics.upstream_sends.clone()))
     }
 
+    /// A pool to a place beside the upstreams, whose sends are not counted among theirs.
+    ///
+    /// # Errors
+    /// The certificates to trust cannot be read.
+    pub fn uncounted(
+        upstream: &config::Upstream,
+        connect_timeout: Duration,
+        idle_timeout: Duration,
+    ) -> Result<Pool, TlsSetupError> {
+        let dialer = Arc::new(Dialer::new(upstream, connect_timeout)?);
+        Ok(Pool::of(dialer, idle_timeout, Count::default()))
+    }
+
     /// A pool to the same upstream with connections of its own, for another core. It does not read the certificates
     /// again, and resumes the TLS sessions of its siblings.
     #[must_use]

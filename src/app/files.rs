@@ -33,9 +33,9 @@ pub fn check_files(config: &Config) -> Vec<FileFault> {
     let stores = store::check_files(&config.store).into_iter().map(FileFault::from);
     let routes = config.routes.iter().flat_map(|route| {
         let upstream = upstream::check_files(&route.upstream).err().map(RouteFault::from);
-        let secrets = proxy::check_secrets(route).err().map(RouteFault::from);
+        let guard = proxy::check_guard(route).into_iter().map(RouteFault::from);
         let name = route.name.to_string();
-        let faults = upstream.into_iter().chain(secrets);
+        let faults = upstream.into_iter().chain(guard);
         faults.map(move |source| FileFault::Route { route: name.clone(), source: Box::new(source) })
     });
     listeners.chain(stores).chain(routes).collect()

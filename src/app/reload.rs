@@ -79,7 +79,8 @@ impl Watched {
         let files = config.routes.iter().flat_map(|route| {
             let (certificate, key) = route.upstream.client.clone().unzip();
             let secrets = route.verify.iter().flat_map(|verify| verify.files().map(Path::to_owned));
-            [route.upstream.ca_file.clone(), certificate, key].into_iter().flatten().chain(secrets)
+            let authorizer = route.authorize.as_ref().and_then(|service| service.upstream.ca_file.clone());
+            [route.upstream.ca_file.clone(), certificate, key, authorizer].into_iter().flatten().chain(secrets)
         });
         let files: Vec<_> = files.collect();
         let now = contents(&files);

@@ -18,7 +18,7 @@ use super::statuses::Verdict;
 use super::store::{Backend, SslMode, StoreConfig, Topology};
 use super::store_url::{self, MASK};
 use super::values::{print_duration, print_size, word};
-use super::{Config, ForwardKey, Route, Upstream, verify};
+use super::{Config, ForwardKey, Route, Upstream, authorize, verify};
 
 /// The effective settings as TOML. It loads again to the same settings, except that secrets are masked.
 pub fn effective(config: &Config) -> String {
@@ -133,6 +133,11 @@ fn route(page: &mut Page, route: &Route) {
     page.value("key_required", route.key_required);
     page.number("max_key_length", route.max_key_length);
     page.value("scope", route.scope.iter().map(print_scope_part).collect::<Vec<_>>());
+    if let Some(authorize) = &route.authorize {
+        page.text("authorize", authorize::print(authorize));
+        page.path("authorize_ca_file", authorize.upstream.ca_file.as_deref());
+    }
+    page.duration("authorize_timeout", route.authorize_timeout);
     for (key, value) in route.verify.iter().flat_map(verify::print) {
         page.value(key, value);
     }

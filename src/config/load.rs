@@ -402,16 +402,9 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
     if route.scope.contains(&ScopePart::ClientCert) {
         client_certificates(&section, around);
     }
-    let target = &route.upstream;
-    let is_tcp = target.socket.is_none() && target.proxy.is_none();
-    let mut addresses = around.listen.iter().filter_map(|listen| listen.value.address());
-    if is_tcp && addresses.any(|listen| target.port == listen.port() && is_reached_by(&target.host, listen)) {
-        let what = format!("{} is this proxy itself", target.authority());
-        section.mistake("upstream", wrong(what, "name the server behind it"));
-    }
-    if target.socket.as_deref().is_some_and(|socket| around.listen.iter().any(|listen| is_at(&listen.value, socket))) {
-        let what = "this socket is this proxy's own";
-        section.mistake("upstream", wrong(what, "name the socket of the server behind it"));
+    not_itself(&section, "upstream", &route.upstream, around);
+    if let Some(authorize) = &route.authorize {
+        not_itself(&section, "authorize", &authorize.upstream, around);
     }
     let place = |key| (section.at(key), section.name(key));
     let name = is_named.then(|| place("name"));
@@ -419,6 +412,22 @@ fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around
         is_matchable.then(|| place(if section.has("path") || !section.has("host") { "path" } else { "host" }));
     section.finish();
     Placed { route, name, matched }
+}
+
+/// Refuses a place that is one of this proxy's own.
+fn not_itself(section: &Section<'_>, key: &str, target: &Upstream, around: &Around<'_>) {
+    let is_tcp = target.socket.is_none() && target.proxy.is_none();
+    let mut addresses = around.listen.iter().filter_map(|listen| listen.value.address());
+    if is_tcp && addresses.any(|listen| target.port == listen.port() && is_reached_by(&target.host, listen)) {
+        let what = format!("{} is this proxy itself", target.authority());
+        let right =
+            if key == "upstream" { "name the server behind it" } else { "name the service that is to be asked" };
+        section.mistake(key, wrong(what, right));
+    }
+    if target.socket.as_deref().is_some_and(|socket| around.listen.iter().any(|listen| is_at(&listen.value, socket))) {
+        let what = "this socket is this proxy's own";
+        section.mistake(key, wrong(what, "name the socket of the server behind it"));
+    }
 }
 
 /// A scope of clients' certificates needs a place to connect where clients show one.

@@ -19,7 +19,7 @@ use super::values::{
 };
 use super::{
     BodyMode, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION, OnDuplicate, OnStoreError,
-    OnUnknown, ReplayTo, Route, ScopePart, Upstream, verify,
+    OnUnknown, ReplayTo, Route, ScopePart, Upstream, authorize, verify,
 };
 
 /// The words of `fingerprint.body`.
@@ -97,6 +97,8 @@ pub(super) fn read(
         key_required: section.flag("key_required", defaults.key_required),
         max_key_length: section.read("max_key_length", count(1, 8192)).map_or(255, |located| located.value),
         scope: scope(section, &defaults, sender, outer),
+        authorize: authorize::read(section),
+        authorize_timeout: section.duration("authorize_timeout", MOMENT, Duration::from_secs(1)),
         verify: verify::read(section, environment),
         replay_to: section.word("replay_to", &REPLAY_TO, defaults.replay_to),
         fingerprint: fingerprint(section, &defaults),

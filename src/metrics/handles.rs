@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::labels::{Forgery, OperationKindLabels, RequestResult, RouteResultLabels};
+use super::labels::{Authorized, Forgery, OperationKindLabels, RequestResult, RouteResultLabels};
 use super::{Count, Histogram, HistogramFamily};
 
 /// What became of the spans of traces. Clones count together.
@@ -37,6 +37,21 @@ pub struct ListenerMetrics {
     pub certificate_reloads: Counter,
     /// Times that changed certificate files could not be used.
     pub certificate_reload_failures: Counter,
+}
+
+/// What is counted of the questions to the authorizer of one route.
+#[derive(Clone, Debug)]
+pub struct AuthorizeMetrics {
+    pub(super) answers: [Count; Authorized::ALL.len()],
+    pub(super) seconds: Histogram,
+}
+
+impl AuthorizeMetrics {
+    /// Counts one, and observes how long it took.
+    pub fn asked(&self, answer: Authorized, took: Duration) {
+        self.answers[answer as usize].inc();
+        self.seconds.took(took);
+    }
 }
 
 /// What is counted of the deliveries to one route whose signature does not hold.

@@ -43,11 +43,15 @@ pub enum RequestResult {
     EgressRefused,
     /// Not signed by the sender of the webhook.
     SignatureRejected,
+    /// Refused a replay or a join by the service that is asked.
+    NotAllowed,
+    /// That service did not say.
+    AuthorizerError,
 }
 
 impl RequestResult {
     /// Every result, in the order of the enum.
-    pub const ALL: [RequestResult; 18] = [
+    pub const ALL: [RequestResult; 20] = [
         RequestResult::Executed,
         RequestResult::Replayed,
         RequestResult::Joined,
@@ -66,6 +70,8 @@ impl RequestResult {
         RequestResult::NoRoute,
         RequestResult::EgressRefused,
         RequestResult::SignatureRejected,
+        RequestResult::NotAllowed,
+        RequestResult::AuthorizerError,
     ];
 
     /// The word in metrics and logs.
@@ -89,6 +95,8 @@ impl RequestResult {
             RequestResult::NoRoute => "no_route",
             RequestResult::EgressRefused => "egress_refused",
             RequestResult::SignatureRejected => "signature_rejected",
+            RequestResult::NotAllowed => "not_allowed",
+            RequestResult::AuthorizerError => "authorizer_error",
         }
     }
 }
@@ -137,6 +145,39 @@ impl EncodeLabelValue for Forgery {
 pub(super) struct ForgeryLabels {
     pub(super) route: String,
     pub(super) why: Forgery,
+}
+
+/// What became of a question to an authorizer: the label `answer` of `onceproxy_authorize_total`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Authorized {
+    /// The caller may have the answer.
+    Allowed,
+    /// It may not.
+    Refused,
+    /// There was no answer that says.
+    Unavailable,
+}
+
+impl Authorized {
+    /// Each of them.
+    pub const ALL: [Authorized; 3] = [Authorized::Allowed, Authorized::Refused, Authorized::Unavailable];
+}
+
+impl EncodeLabelValue for Authorized {
+    fn encode(&self, encoder: &mut LabelValueEncoder<'_>) -> Result<(), std::fmt::Error> {
+        let word = match self {
+            Authorized::Allowed => "allowed",
+            Authorized::Refused => "refused",
+            Authorized::Unavailable => "unavailable",
+        };
+        word.encode(encoder)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct AuthorizedLabels {
+    pub(super) route: String,
+    pub(super) answer: Authorized,
 }
 
 /// How a reload of the settings ended: the label `result` of `onceproxy_config_reloads_total`.

@@ -12,7 +12,7 @@ use hyper::body::Incoming;
 use super::body::Body;
 use super::budget::Budget;
 use super::fingerprint::Imprinter;
-use super::guard::{Guard, SecretFault};
+use super::guard::{Guard, GuardFault};
 use super::headers::Peer;
 use super::route::egress::Destinations;
 use super::route::{Route, Routes};
@@ -54,9 +54,9 @@ pub enum RouteFault {
     /// TLS towards its upstream.
     #[error("cannot prepare TLS to the upstream")]
     Upstream(#[from] TlsSetupError),
-    /// A secret by which deliveries are verified.
-    #[error("cannot verify signatures")]
-    Secret(#[from] SecretFault),
+    /// What its guard needs.
+    #[error(transparent)]
+    Guard(#[from] GuardFault),
 }
 
 /// Replaces the settings of the proxies of all cores: of all, or on an error of none.
@@ -182,7 +182,7 @@ fn prepare(
         None => Budget::shown_by(&metrics.in_flight, config.max_in_flight.unwrap_or(usize::MAX)),
     };
     let destinations = Destinations::default();
-    let guard = Guard::new(config, &shared.metrics)?;
+    let guard = Guard::new(config, &shared.metrics, running.map(|route| &*route.guard))?;
     let alarms = Alarms::default();
     let outage = Arc::default();
     let (config, buffered) = (config.clone(), shared.buffered.clone());

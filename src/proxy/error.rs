@@ -50,6 +50,8 @@ pub enum Kind {
     UpstreamUnreachable,
     /// Completed, but the body was not kept.
     ResponseNotRetained,
+    /// The service that is asked before a replay did not say.
+    AuthorizerUnavailable,
     /// The store cannot answer.
     StoreUnavailable,
     /// The request body is too large.
@@ -76,7 +78,7 @@ impl Kind {
             Kind::RequestInProgress | Kind::OutcomeUnknown | Kind::ResponseNotRetained => StatusCode::CONFLICT,
             Kind::OutcomeUnknownBroken | Kind::UpstreamUnreachable => StatusCode::BAD_GATEWAY,
             Kind::OutcomeUnknownTimeout => StatusCode::GATEWAY_TIMEOUT,
-            Kind::StoreUnavailable | Kind::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
+            Kind::AuthorizerUnavailable | Kind::StoreUnavailable | Kind::Overloaded => StatusCode::SERVICE_UNAVAILABLE,
             Kind::BodyTooLarge => StatusCode::PAYLOAD_TOO_LARGE,
             Kind::BodyTimeout => StatusCode::REQUEST_TIMEOUT,
             Kind::ExpectationFailed => StatusCode::EXPECTATION_FAILED,
@@ -101,6 +103,7 @@ impl Kind {
             Kind::BodyInvalid => "body-invalid",
             Kind::UpstreamUnreachable => "upstream-unreachable",
             Kind::ResponseNotRetained => "response-not-retained",
+            Kind::AuthorizerUnavailable => "authorizer-unavailable",
             Kind::StoreUnavailable => "store-unavailable",
             Kind::BodyTooLarge => "body-too-large",
             Kind::BodyTimeout => "body-timeout",
@@ -127,6 +130,7 @@ impl Kind {
             Kind::BodyInvalid => "The request body is not usable",
             Kind::UpstreamUnreachable => "The upstream could not be reached, and nothing was sent",
             Kind::ResponseNotRetained => "The request was executed, but its response is not kept",
+            Kind::AuthorizerUnavailable => "It cannot be told whether this caller may have the answer",
             Kind::StoreUnavailable => "The idempotency store cannot answer",
             Kind::BodyTooLarge => "The request body is too large",
             Kind::BodyTimeout => "The request body did not arrive in time",
@@ -164,6 +168,7 @@ impl Kind {
             Kind::ResponseNotRetained => Some(Retry::Never),
             Kind::RequestInProgress
             | Kind::UpstreamUnreachable
+            | Kind::AuthorizerUnavailable
             | Kind::StoreUnavailable
             | Kind::BodyTimeout
             | Kind::Overloaded => Some(Retry::SameKey),
@@ -186,6 +191,7 @@ impl Kind {
             }
             Kind::UpstreamUnreachable => RequestResult::NotSent,
             Kind::ResponseNotRetained => RequestResult::NotRetained,
+            Kind::AuthorizerUnavailable => RequestResult::AuthorizerError,
             Kind::StoreUnavailable => RequestResult::StoreError,
             Kind::NoRoute => RequestResult::NoRoute,
             Kind::EgressRefused => RequestResult::EgressRefused,
@@ -195,7 +201,9 @@ impl Kind {
 
     fn retry_after(self) -> Option<Duration> {
         match self {
-            Kind::RequestInProgress | Kind::StoreUnavailable | Kind::Overloaded => Some(Duration::from_secs(1)),
+            Kind::RequestInProgress | Kind::AuthorizerUnavailable | Kind::StoreUnavailable | Kind::Overloaded => {
+                Some(Duration::from_secs(1))
+            }
             _ => None,
         }
     }
@@ -295,6 +303,13 @@ impl Problem {
             Forgery::Wrong => "The signature is not one of the sender's for this request",
         };
         Problem::new(Kind::SignatureInvalid, format!("{what}. Nothing was claimed or forwarded."))
+    }
+
+    /// Nobody could say whether this caller may have the answer. The record stays as it is.
+    pub fn authorizer_unavailable(id: &RecordId) -> Problem {
+        let detail = "The first request with this key was answered. Whether this caller may have its answer is for another \
+                      service to say, which did not; the same request may be sent again.";
+        Problem::new(Kind::AuthorizerUnavailable, detail).about(id)
     }
 
     /// The key's fault, and not the upgrade's: without a key the same request is passed on.

@@ -245,6 +245,40 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
     fields
 }
 
+/// The fields of a request as an authorizer gets them: those that would reach an upstream, without what belongs to its body
+/// and to this hop. They are copied out of the buffer that they were read into.
+pub fn to_authorizer(route: &Route, received: &HeaderMap, peer: Peer) -> HeaderMap {
+    let named = named_by_connection(received);
+    let goes_on = |name: &HeaderName| {
+        !is_hop_by_hop(name, &named)
+            && match name.as_str() {
+                "content-length" | "expect" | "trailer" | "host" => false,
+                "cache-status" | "idempotent-replayed" | "preference-applied" | "proxy-authorization" => false,
+                "forwarded" | "x-forwarded-for" | "x-forwarded-proto" | "x-forwarded-host" => {
+                    route.forwarded == Forwarded::Append
+                }
+                _ => true,
+            }
+    };
+    let mut fields = HeaderMap::with_capacity(received.keys_len() + 8);
+    for (name, value) in received.iter().filter(|(name, _)| goes_on(name)) {
+        let copied = (HeaderName::from_bytes(name.as_str().as_bytes()), HeaderValue::from_bytes(value.as_bytes()));
+        if let (Ok(name), Ok(value)) = copied {
+            fields.append(name, value);
+        }
+    }
+    if route.forwarded == Forwarded::Append {
+        append_forwarded(&mut fields, peer, received.get(HOST));
+    }
+    fields
+}
+
+/// Marks what an authorizer told a caller: it is no replay, whatever it says.
+pub fn mark_refused(fields: &mut HeaderMap) {
+    take_off(fields, |name| *name == IDEMPOTENT_REPLAYED || *name == PREFERENCE_APPLIED || *name == TRAILER);
+    add_cache_status(fields, &CacheStatus::Problem("not-allowed"));
+}
+
 /// Names the host: where the client has put it, if it is the client's.
 fn set_host(fields: &mut HeaderMap, route: &Route, head: &request::Parts, received: Option<&HeaderValue>) {
     let asked_for = match head.uri.authority() {

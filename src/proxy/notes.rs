@@ -17,9 +17,11 @@ use super::headers::{self, Peer};
 use crate::record::{RecordId, Response};
 use crate::trace::{Context, Kind, Span, Tracer};
 
+mod asking;
 mod diary;
 mod sending;
 
+pub use self::asking::Asking;
 pub use self::diary::Diary;
 pub use self::sending::Sending;
 

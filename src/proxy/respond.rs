@@ -41,6 +41,11 @@ impl Answer {
         Answer::own(problem.into_response(), result)
     }
 
+    /// What an authorizer told the caller in place of a replay.
+    pub fn refusal(response: Response<Body>) -> Answer {
+        Answer::own(response, RequestResult::NotAllowed)
+    }
+
     /// Says that `Prefer: wait` was honoured.
     pub fn with_preference(mut self, wait: Option<Duration>) -> Answer {
         if let Some(wait) = wait {

@@ -87,7 +87,7 @@ impl Routes {
                 metrics: route.metrics.clone(),
                 index: route.index,
                 destinations: Destinations::default(),
-                guard: route.guard.clone(),
+                guard: route.guard.for_another_core(running.map(|route| &*route.guard)),
                 alarms: Alarms::default(),
                 outage: route.outage.clone(),
             })

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 
 use http_body_util::BodyExt;
 use onceproxy::config::{self, Sources};
-use onceproxy::metrics::{Forgery, Metrics, RequestResult};
+use onceproxy::metrics::{Authorized, Forgery, Metrics, RequestResult};
 use onceproxy::proxy::error::{Kind, Problem};
 use onceproxy::store::StoreErrorKind;
 
@@ -62,6 +62,7 @@ fn metrics_with_everything() -> String {
     let metrics = Metrics::new();
     metrics.route("r").answered(RequestResult::Executed, std::time::Duration::ZERO);
     metrics.answered_without_route(RequestResult::NoRoute);
+    metrics.authorizer("r").asked(Authorized::Allowed, std::time::Duration::ZERO);
     metrics.signatures("r").count(Forgery::Wrong);
     metrics.set_records_open("unknown", 1);
     metrics.store_operation("claim").failed("refused");
@@ -195,7 +196,7 @@ fn the_environment_and_the_senders_are_listed() {
     assert_eq!(firsts(&rows("docs/integration.md", "## Webhooks")), senders);
 }
 
-const KINDS: [Kind; 21] = [
+const KINDS: &[Kind] = &[
     Kind::MethodInvalid,
     Kind::KeyMissing,
     Kind::KeyInvalid,
@@ -207,6 +208,7 @@ const KINDS: [Kind; 21] = [
     Kind::OutcomeUnknownBroken,
     Kind::OutcomeUnknownTimeout,
     Kind::SignatureInvalid,
+    Kind::AuthorizerUnavailable,
     Kind::BodyInvalid,
     Kind::UpstreamUnreachable,
     Kind::ResponseNotRetained,
@@ -227,7 +229,7 @@ async fn every_problem_is_listed_with_its_status_and_advice() {
     assert_eq!(KINDS.len(), count, "a kind was added: name it above, and in docs/problems.md");
     let table = rows("docs/problems.md", "## Problems of the proxy");
     let mut expected = BTreeSet::new();
-    for kind in KINDS {
+    for &kind in KINDS {
         let response = Problem::new(kind, "").into_response();
         let key = (kind.word().to_owned(), response.status().as_str().to_owned());
         let body = response.into_body().collect().await.unwrap().to_bytes();

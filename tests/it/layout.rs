@@ -89,6 +89,8 @@ const NAME_STATUSES: &[(&str, &[&str])] = &[
     // They tell what the upstream answered with.
     ("proxy/forward", &["SWITCHING_PROTOCOLS", "NOT_MODIFIED"]),
     ("proxy/pass", &["SWITCHING_PROTOCOLS"]),
+    // It tells what the authorizer answered with.
+    ("proxy/guard/authorize", &["UNAUTHORIZED", "FORBIDDEN"]),
     ("upstream/connection", &["SWITCHING_PROTOCOLS", "NO_CONTENT", "NOT_MODIFIED"]),
     ("server", &["SWITCHING_PROTOCOLS"]),
     // What axum says of a body.

@@ -38,6 +38,7 @@ mod resend;
 mod stopping;
 mod streams;
 
+mod authorize;
 mod egress;
 mod grpc;
 mod http2_requests;

@@ -132,6 +132,10 @@ fn every_key_that_is_commented_out_can_be_taken_in() {
             _ if key.starts_with("store.") && line.starts_with("url = ") => {
                 "url = \"rediss+sentinel://redis.example/main\"".to_owned()
             }
+            // Only TLS has a CA file.
+            _ if key == "route.authorize_ca_file" && line.starts_with("#authorize = ") => {
+                "authorize = \"https://auth.example/check\"".to_owned()
+            }
             // The two say the same in different ways.
             // A rule is whole or none, and makes one test.
             _ if key.starts_with("route.when.") && in_rule(line) => {

@@ -26,6 +26,8 @@ fn route(key: Vec<KeySource>) -> Route {
         key_required: true,
         max_key_length: 255,
         scope: vec![ScopePart::Header(HeaderName::from_static("authorization"))],
+        authorize: None,
+        authorize_timeout: Duration::from_secs(1),
         verify: None,
         replay_to: config::ReplayTo::Scope,
         fingerprint: config::Fingerprint {
