@@ -155,8 +155,31 @@ pub(in crate::store) fn steps() -> impl Strategy<Value = Vec<(u64, Operation)>> 
     let begin = prop_oneof![2 => Just(Vec::new()), 1 => taken_over, 1 => doubted.boxed()].boxed();
     (begin, any()).prop_map(|(mut begin, rest)| {
         begin.extend(rest);
+        of_one_request_each(&mut begin);
         begin
     })
+}
+
+/// An attempt is of one request from its claim to its end. What bears one token and one fingerprint was read alike.
+fn of_one_request_each(steps: &mut [(u64, Operation)]) {
+    let mut known: Vec<(u8, Imprint)> = Vec::new();
+    for (_, operation) in steps {
+        let (Operation::Claim(attempt)
+        | Operation::Renew(attempt)
+        | Operation::Complete(attempt, ..)
+        | Operation::Release(attempt)
+        | Operation::Doubt(attempt, ..)) = operation
+        else {
+            continue;
+        };
+        let same = |(token, imprint): &&(u8, Imprint)| {
+            *token == attempt.token && imprint.fingerprint == attempt.imprint.fingerprint
+        };
+        match known.iter().find(same) {
+            Some((_, imprint)) => attempt.imprint = imprint.clone(),
+            None => known.push((attempt.token, attempt.imprint.clone())),
+        }
+    }
 }
 
 /// The pure rules, with the tombstones of one record.
