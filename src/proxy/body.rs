@@ -4,11 +4,13 @@
 //! Everything that is held in memory is accounted for in one [`Budget`] of the process, so that many large bodies are
 //! refused rather than swapped.
 
+mod decoded;
 mod request;
 mod response;
 
 use bytes::{Bytes, BytesMut};
 
+pub use self::decoded::{NotDecoded, decode};
 pub use self::request::{Arriving, Patience, Whole, begun, check_expectation, discard, read, settle};
 pub use self::response::{Body, BodyError, CutShort, Held, Stalled};
 use super::budget::{Budget, Share};

@@ -1,5 +1,7 @@
 //! Outcomes told in the body of an answer, and the rules that read them there (`[[route.when]]`).
 
+use std::io::Write as _;
+
 use crate::support::{Gate, Script, Store, World, eventually, reply};
 
 /// A world whose route has these rules, each in one line.
@@ -123,6 +125,42 @@ async fn a_rule_compares_values_exactly() {
             assert_eq!(freed, matches, "{rule} and {body}");
         }
     }
+}
+
+#[tokio::test]
+async fn a_compressed_body_is_decoded_before_it_is_looked_at() {
+    let world = World::build(Store::Memory)
+        .route("max_response_body = \"1KiB\"")
+        .more("[[route.when]]\njson = \"/a\"\nis = [1]\nthen = \"release\"\n")
+        .start()
+        .await;
+    for (n, (coding, body, freed)) in [
+        ("gzip", gzip(b"{\"a\":1}"), true),
+        ("x-gzip", gzip(b"{\"a\":1}"), true),
+        ("gzip", gzip(b"{\"a\":2}"), false),
+        ("gzip, gzip", gzip(&gzip(b"{\"a\":1}")), true),
+        ("identity", b"{\"a\":1}".to_vec(), true),
+        // Not what it says, unknown, cut off, and more than is decoded.
+        ("gzip", b"{\"a\":1}".to_vec(), false),
+        ("rot13", b"{\"a\":1}".to_vec(), false),
+        ("gzip", gzip(b"{\"a\":1}")[..20].to_vec(), false),
+        ("gzip", gzip(&[&[b' '; 2048][..], b"{\"a\":1}"].concat()), false),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let key = format!("k-{n}");
+        world.upstream.next(reply(200).field("Content-Encoding", coding).body(&body));
+        let first = world.pay(&key).await;
+        assert_eq!((&first.body, first.field("Content-Encoding")), (&body, Some(coding)), "as it came");
+        assert_eq!(!world.pay(&key).await.is_replay(), freed, "{n}: {coding}");
+    }
+}
+
+fn gzip(text: &[u8]) -> Vec<u8> {
+    let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    encoder.write_all(text).unwrap();
+    encoder.finish().unwrap()
 }
 
 #[tokio::test]

@@ -2,11 +2,10 @@
 //!
 //! A body that is not JSON, or that two readers could read differently, matches no rule: the status decides then.
 
-use http::header::CONTENT_ENCODING;
-
 use super::Head;
 use crate::config::rules::{Literal, Test};
 use crate::config::{Route, Verdict};
+use crate::proxy::body::decode;
 use crate::proxy::key::json::{Document, Kind, Node};
 
 const BYTE_ORDER_MARK: &[u8] = b"\xEF\xBB\xBF";
@@ -16,10 +15,8 @@ pub(super) fn verdict(route: &Route, head: &Head, body: &[u8]) -> Option<Verdict
     let mut about = route.when.iter().filter(|rule| rule.is_about(head.status.as_u16())).peekable();
     // Bodies of other answers are not even decoded.
     about.peek()?;
-    if head.fields.contains_key(CONTENT_ENCODING) {
-        return None;
-    }
-    let mut document = Document::read(body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(body)).ok()?;
+    let body = decode(&head.fields, body, route.max_response_body).ok()?;
+    let mut document = Document::read(body.strip_prefix(BYTE_ORDER_MARK).unwrap_or(&body)).ok()?;
     // Finds members that stand twice.
     document.sort().ok()?;
     about.find(|rule| matches(&document, &rule.pointer, &rule.test)).map(|rule| rule.then)
