@@ -111,6 +111,11 @@ fn imprint_under(policy: [u8; 4], digest: [u8; 32], parts: u8) -> Imprint {
     Imprint { fingerprint: Fingerprint { policy, digest }, details }
 }
 
+/// The same claim by a process with other settings, of a request that says all it can.
+pub(crate) fn under_other_settings(claim: &Claim) -> Claim {
+    Claim { imprint: other_policy(), ..claim.clone() }
+}
+
 /// A new attempt at this record: same request, hold, nothing runs out.
 fn claim_of(id: RecordId) -> Claim {
     Claim {

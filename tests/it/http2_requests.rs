@@ -121,6 +121,28 @@ async fn a_client_that_waits_to_be_told_to_send_its_body_is_not_left_waiting() {
     assert!(received.iter().all(|one| one.body == b"{}" && one.field("Expect").is_none()), "{received:?}");
 }
 
+/// As in HTTP/1, whichever of the two a duplicate comes by.
+#[tokio::test]
+async fn the_authority_is_the_host_of_a_request_and_each_cookie_may_have_a_line() {
+    let world = World::build(Store::Memory).top("h2c = true").start().await;
+    let mut client = Client::open(&world).await;
+    let to = |host: &str| Request::post(format!("http://{host}/pay")).header("idempotency-key", "k-1");
+    let sid = format!("sid={}", "s".repeat(32));
+    let asked = |host: &str| to(host).header("cookie", "theme=dark").header("cookie", &sid);
+    assert_eq!(client.ask(asked("a.test"), Some(b"{}")).await.status, 201);
+    for same in ["a.test", "A.test:80"] {
+        assert!(client.ask(asked(same), Some(b"{}")).await.is_replay(), "{same}");
+    }
+    let other = client.ask(asked("b.test"), Some(b"{}")).await;
+    assert_eq!(other.status, 422);
+    assert!(other.text().contains(r#""differs":["host"]"#), "{}", other.text());
+    assert_eq!(client.ask(to("a.test"), Some(b"{}")).await.status, 403);
+    let by_http1 = crate::support::Request::new("POST", "/pay").key("k-1").host("a.test").body("{}");
+    let cookies = format!("{sid}; theme=light");
+    world.send(&by_http1.field("Cookie", cookies)).await.assert_replay(201);
+    assert_eq!(world.executions(), 1);
+}
+
 #[tokio::test]
 async fn an_unknown_expectation_is_refused_at_once() {
     let world = World::build(Store::Memory).top("h2c = true").start().await;

@@ -13,6 +13,7 @@ use super::contract::{self, until};
 use super::redis_server::{self, RedisServer};
 
 mod access;
+mod before;
 mod limits;
 mod loss;
 mod server;

@@ -105,3 +105,77 @@ fn salted(id: &RecordId) -> Transcript {
 fn finish(transcript: Transcript) -> u64 {
     u64::from_be_bytes(short(&transcript.finish()))
 }
+
+#[cfg(test)]
+mod tests {
+    use http::Request;
+
+    use super::*;
+
+    const ALL: Compared = Compared { fields: [true; Credentials::HEADERS], cookies: true };
+
+    fn id(hash: u8) -> RecordId {
+        RecordId::new("r".into(), [hash; 16])
+    }
+
+    fn of(compared: &Compared, id: &RecordId, fields: &[(&str, &str)]) -> Credentials {
+        let request = fields.iter().fold(Request::builder(), |request, (name, value)| request.header(*name, *value));
+        compared.credentials(&request.body(()).unwrap().into_parts().0, id)
+    }
+
+    #[test]
+    fn cookies_with_long_values_are_secrets_and_others_are_not() {
+        let secret = "0123456789abcdef";
+        let cookies = |text: &str| of(&ALL, &id(1), &[("cookie", text)]).cookies().to_vec();
+        let known = cookies(&format!("sid={secret}"));
+        assert_eq!(known.len(), 1);
+        for same in [format!("a=1;sid={secret}"), format!(" sid={secret} ; b"), format!("sid={secret}; sid={secret}")] {
+            assert_eq!(cookies(&same), known, "{same}");
+        }
+        for other in
+            [format!("SID={secret}"), format!("sid=\"{secret}\""), format!("sid={secret}x"), format!("s=id{secret}")]
+        {
+            assert!(cookies(&other).len() == 1 && cookies(&other) != known, "{other}");
+        }
+        for none in ["sid=0123456789abcde", secret, "", ";;=", "=; a"] {
+            assert!(cookies(none).is_empty(), "{none}");
+        }
+        // In HTTP/2 each may have a line of its own.
+        let lines = of(&ALL, &id(1), &[("cookie", &format!("a={secret}")), ("cookie", &format!("sid={secret}"))]);
+        assert_eq!(lines, of(&ALL, &id(1), &[("cookie", &format!("sid={secret}; a={secret}"))]));
+    }
+
+    #[test]
+    fn equal_credentials_of_two_records_cannot_be_linked() {
+        let fields = [("authorization", "Bearer a"), ("cookie", "sid=0123456789abcdef")];
+        let (one, other) = (of(&ALL, &id(1), &fields), of(&ALL, &id(2), &fields));
+        assert!(one.headers[0] != other.headers[0] && one.cookies() != other.cookies());
+        assert_eq!(one.headers[1..], [None, None]);
+    }
+
+    #[test]
+    fn a_doubled_line_counts_once_and_a_second_value_does_not() {
+        let lines = |values: &[&str]| {
+            let fields: Vec<_> = values.iter().map(|value| ("x-api-key", *value)).collect();
+            of(&ALL, &id(1), &fields).headers[1]
+        };
+        assert_eq!(lines(&["a", "a"]), lines(&["a"]));
+        for other in [&["a", "b"][..], &["b", "a"], &["ab"], &[""], &[]] {
+            assert_ne!(lines(other), lines(&["a"]), "{other:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_in_the_scope_is_not_looked_at() {
+        let fields = [("authorization", "a"), ("x-api-key", "b"), ("api-key", "c"), ("cookie", "sid=0123456789abcdef")];
+        let mut compared = ALL;
+        compared.leave_out(&ScopePart::Header(HeaderName::from_static("x-api-key")));
+        compared.leave_out(&ScopePart::Header(HeaderName::from_static("x-other")));
+        compared.leave_out(&ScopePart::ClientCert);
+        let seen = of(&compared, &id(1), &fields);
+        assert_eq!(seen.headers.map(|hash| hash.is_some()), [true, false, true]);
+        assert_eq!(seen.cookies().len(), 1);
+        compared.leave_out(&ScopePart::Header(COOKIE));
+        assert!(of(&compared, &id(1), &fields).cookies().is_empty());
+    }
+}

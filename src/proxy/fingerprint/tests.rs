@@ -5,6 +5,8 @@ use proptest::prelude::*;
 
 use super::*;
 
+mod pairs;
+
 fn policy(body: BodyMode) -> Policy {
     Policy::new(&settings(body), false)
 }
@@ -243,4 +245,138 @@ proptest! {
         let form = policy(BodyMode::Form);
         prop_assert_eq!(of(&form, FORM, &write(&pairs)) == of(&form, FORM, &write(&moved)), one == other);
     }
+}
+
+/// The parts of a request with this body, as they came.
+fn parts(head: &Parts, body: &[u8], tls: bool) -> record::Parts {
+    policy(BodyMode::Ignore).print(head, BodyAsRead::Whole(body), tls).unwrap().parts
+}
+
+/// Which of the parts differ, in the order of `RequestPart::ALL`.
+fn differing(one: &record::Parts, other: &record::Parts) -> Vec<record::RequestPart> {
+    let print = record::Fingerprint { policy: [0; 4], digest: [0; 32] };
+    let imprint = |policy: u8, parts: &record::Parts| record::Imprint {
+        fingerprint: record::Fingerprint { policy: [policy; 4], ..print },
+        details: Some(record::Details { parts: *parts, credentials: None }),
+    };
+    match imprint(0, one).compare(&imprint(1, other)) {
+        record::Likeness::Differs(differences) => {
+            record::RequestPart::ALL.into_iter().filter(|part| differences.has(*part)).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+#[test]
+fn every_part_counts_as_it_came_in_its_own_digest() {
+    use record::RequestPart::{Body, Content, Host, Operation, Target};
+    let fields = [("host", "a.test"), ("content-type", "text/plain")];
+    let first = parts(&head("POST", "/pay?a=1", &fields), b"x", false);
+    let with = |name, value| [fields[0], fields[1], (name, value)];
+    for (head, body, part) in [
+        (head("PUT", "/pay?a=1", &fields), "x", Target),
+        (head("POST", "/pay?a=1&", &fields), "x", Target),
+        (head("POST", "/pay", &fields), "x", Target),
+        (head("POST", "/pay?a=1", &[("host", "b.test"), fields[1]]), "x", Host),
+        (head("POST", "/pay?a=1", &[fields[1]]), "x", Host),
+        (head("POST", "/pay?a=1", &with("x-amz-target", "A")), "x", Operation),
+        (head("POST", "/pay?a=1", &with("x-method-override", "")), "x", Operation),
+        (head("POST", "/pay?a=1", &[fields[0]]), "x", Content),
+        (head("POST", "/pay?a=1", &with("content-encoding", "gzip")), "x", Content),
+        (head("POST", "/pay?a=1", &fields), "", Body),
+    ] {
+        assert_eq!(differing(&first, &parts(&head, body.as_bytes(), false)), [part], "{head:?} {body}");
+    }
+    let same = head("POST", "/pay?a=1", &with("x-other", "1"));
+    assert_eq!(differing(&first, &parts(&same, b"x", false)), []);
+    // A body that nobody has read is equal to none, not even to an empty one.
+    let unread = policy(BodyMode::Ignore).print(&head("POST", "/pay?a=1", &fields), BodyAsRead::Unread, false).unwrap();
+    let empty = parts(&head("POST", "/pay?a=1", &fields), b"", false);
+    assert_eq!(differing(&empty, &unread.parts), [Body]);
+}
+
+#[test]
+fn fields_of_one_name_are_not_taken_for_those_of_another() {
+    let of = |name: &str| parts(&head("POST", "/", &[(name, "A")]), b"", false);
+    let operation = ["x-amz-target", "soapaction", "x-method-override", "x-http-method-override"];
+    for (at, name) in operation.iter().enumerate() {
+        for other in &operation[..at] {
+            assert_eq!(differing(&of(name), &of(other)), [record::RequestPart::Operation]);
+        }
+    }
+    assert_eq!(differing(&of("content-type"), &of("content-encoding")), [record::RequestPart::Content]);
+}
+
+#[test]
+fn a_host_is_the_same_in_any_case_and_with_the_port_that_goes_without_saying() {
+    let of = |target: &str, host: &str, tls: bool| parts(&head("POST", target, &[("host", host)]), b"", tls);
+    for (target, host, tls) in [
+        ("/", "A.test", false),
+        ("/", "a.test:80", false),
+        ("/", "a.test:", false),
+        ("/", "a.TEST.:80", false),
+        ("/", "a.test:443", true),
+        ("http://a.test/", "b.test", false),
+        ("http://A.test:80/", "b.test", true),
+        ("https://a.test:443/", "b.test", false),
+        ("http://user@a.test/", "b.test", false),
+    ] {
+        assert_eq!(differing(&of("/", "a.test", false), &of(target, host, tls)), [], "{target} {host} {tls}");
+    }
+    for (target, host, tls) in [
+        ("/", "a.test:443", false),
+        ("/", "a.test:80", true),
+        ("/", "a.test:8080", false),
+        ("/", "a.test80", false),
+        ("/", "[::80]", false),
+        ("/", "", false),
+        ("https://a.test:80/", "a.test", false),
+    ] {
+        let differing = differing(&of("/", "a.test", false), &of(target, host, tls));
+        assert_eq!(differing, [record::RequestPart::Host], "{target} {host} {tls}");
+    }
+    assert_eq!(differing(&of("/", "[::1]", false), &of("/", "[::1]:80", false)), []);
+}
+
+#[test]
+fn the_host_counts_where_the_upstream_sees_it() {
+    let of = |counts: bool, host: &str| {
+        print(&Policy::new(&settings(BodyMode::Bytes), counts), &head("POST", "/", &[("host", host)]), b"")
+    };
+    assert!(of(true, "a.test").conflicts_with(&of(true, "b.test")));
+    assert_eq!(of(true, "a.test"), of(true, "A.test:80"));
+    assert_eq!(of(false, "a.test"), of(false, "b.test"));
+}
+
+#[test]
+fn ignored_parameters_do_not_count_wherever_they_stand() {
+    let ignore_query = vec!["nonce".to_owned(), "a b".to_owned()];
+    let policy = Policy::new(&config::Fingerprint { ignore_query, ..settings(BodyMode::Bytes) }, false);
+    let of = |target: &str| print(&policy, &head("POST", target, &[]), b"");
+    for same in ["/p?x=1&y=2", "/p?nonce=1&x=1&y=2", "/p?x=1&no%6Ece&y=2&nonce=", "/p?x=1&a+b=1&y=2&a%20b=2"] {
+        assert_eq!(of(same), of("/p?x=1&y=2"), "{same}");
+    }
+    for other in ["/p?y=2&x=1", "/p?x=1", "/p?x=1&y=2&", "/p?x=1&y=2&NONCE=1", "/p?x=1&y=2&nonce%=1", "/q?x=1&y=2"] {
+        assert!(of(other).conflicts_with(&of("/p?x=1&y=2")), "{other}");
+    }
+    assert_eq!(of("/p?nonce=1"), of("/p"));
+    assert!(of("/p?x").conflicts_with(&of("/p%3Fx")), "where the path ends counts");
+}
+
+#[test]
+fn the_headers_that_choose_an_operation_count_by_default() {
+    let headers = OPERATION.to_vec();
+    let policy = Policy::new(&config::Fingerprint { headers, ..settings(BodyMode::Bytes) }, false);
+    let of = |fields: &[(&str, &str)]| print(&policy, &head("POST", "/", fields), b"");
+    let cases: [&[(&str, &str)]; 5] = [
+        &[],
+        &[("x-amz-target", "A")],
+        &[("soapaction", "A")],
+        &[("x-amz-target", "A"), ("soapaction", "A")],
+        &[("x-amz-target", "A"), ("x-amz-target", "A")],
+    ];
+    for (at, fields) in cases.iter().enumerate() {
+        assert!(cases[..at].iter().all(|other| of(other).conflicts_with(&of(fields))), "{fields:?}");
+    }
+    assert_eq!(of(&[]), of(&[("accept", "text/plain")]));
 }

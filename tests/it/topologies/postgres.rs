@@ -216,3 +216,36 @@ async fn a_completion_that_nobody_waits_for_notifies_nobody() {
     drop(store.watch(&claim.id).await.unwrap());
     assert_eq!(server.sql(&watched), "f", "a decided record changes no more");
 }
+
+/// What the version before made, and left behind: no column, and rows that say nothing but the fingerprint.
+#[tokio::test]
+async fn a_schema_of_before_gets_its_column_by_init_and_its_rows_are_read_but_not_compared() {
+    let server = PostgresServer::shared();
+    let config = prepared(backend(server.port())).await;
+    let process = Process::open(&config);
+    process.becomes_ready().await;
+    let done = completed(&*process.store, &response(9)).await;
+    let running = claim();
+    assert_eq!(process.store.claim(&running).await.unwrap(), GRANTED);
+    let records = format!("\"{}\".records", config.prefix);
+    server.sql(&format!("ALTER TABLE {records} DROP COLUMN details; UPDATE {records} SET version = 1"));
+    process.becomes_unready("column `details`").await;
+    assert!(process.store.claim(&again(&done)).await.is_err());
+
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("missing and put back: the column details of records"), "{said:?}");
+    process.becomes_ready().await;
+    let said = onceproxy::store::init(&config).await.unwrap();
+    assert!(said[0].ends_with("nothing was changed"), "{said:?}");
+    assert_eq!(replay(&*process.store, &done).await, response(9));
+    for known in [&done, &running] {
+        let changed = contract::under_other_settings(&again(known));
+        let ClaimReply::Taken(Taken::Reused(reused)) = process.store.claim(&changed).await.unwrap() else {
+            panic!("{known:?} was compared")
+        };
+        assert_eq!(reused.differences.parts, None);
+    }
+    // Its own attempt goes on.
+    assert_eq!(process.store.complete(&running, &response(1), DAY).await.unwrap(), CompleteReply::Stored);
+    assert_eq!(replay(&*process.store, &running).await, response(1));
+}
