@@ -31,32 +31,53 @@ pub enum Joined {
     AskStore,
 }
 
-/// Who it is that cannot join.
-enum Other {
+/// What a request is to the flight that it meets.
+enum Joiner {
+    /// The same in every byte of its imprint: what the flight is told goes for this one as well.
+    Equal,
+    /// The same as the flight's first request. Likeness is not passed on: what a record says to that one, it may not say to
+    /// this one. So it has the flight's conclusion only if the record is the flight's own.
+    Alike,
     /// Somebody else.
-    Caller,
+    OtherCaller,
     /// Another request.
-    Request(Differences),
+    OtherRequest(Differences),
 }
 
-impl Other {
-    /// How the join ends for one that is not to get the flight's conclusion; `None` while the store's word is awaited.
+impl Joiner {
+    fn at(seat: &Seat, imprint: &Imprint, route: &Route) -> Joiner {
+        match seat.imprint().compare(imprint) {
+            Likeness::Same { other_policy } => {
+                if other_policy {
+                    route.metrics.policy_changed.inc();
+                }
+                if seat.imprint() == imprint { Joiner::Equal } else { Joiner::Alike }
+            }
+            Likeness::OtherCaller => Joiner::OtherCaller,
+            Likeness::Differs(differences) => Joiner::OtherRequest(differences),
+        }
+    }
+
+    /// How the join ends at this stage for one that does not get the flight's conclusion; `None` if it may wait for it, or
+    /// for the store's word.
     fn ends(&self, route: &Route, id: &RecordId, stage: &Stage, was_granted: bool) -> Option<Joined> {
-        let (fate, original_status) = match stage {
-            Stage::Claiming => return None,
-            Stage::Elsewhere => return Some(Joined::AskStore),
-            Stage::Granted => (Fate::Running, None),
+        let (fate, original_status) = match (self, stage) {
+            (Joiner::Equal, _) | (_, Stage::Claiming) => return None,
+            (Joiner::Alike, Stage::Done(_)) if !was_granted => return Some(Joined::ByItself),
+            (Joiner::Alike, _) => return None,
+            (_, Stage::Elsewhere) => return Some(Joined::AskStore),
+            (_, Stage::Granted) => (Fate::Running, None),
             // Only a claim of this process proves that the key was used for it.
-            Stage::Done(conclusion) => match conclusion.fate().filter(|_| was_granted) {
+            (_, Stage::Done(conclusion)) => match conclusion.fate().filter(|_| was_granted) {
                 Some(fate) => fate,
                 None => return Some(Joined::ByItself),
             },
         };
         Some(Joined::Refused(match self {
-            Other::Caller => Problem::other_caller(id),
-            Other::Request(differences) => {
+            Joiner::OtherRequest(differences) => {
                 Problem::reused(id, fate, original_status, differs(&route.config, differences))
             }
+            Joiner::OtherCaller | Joiner::Equal | Joiner::Alike => Problem::other_caller(id),
         }))
     }
 }
@@ -74,23 +95,12 @@ pub async fn join<R>(
 ) -> Joined {
     let mut room = Some(room);
     let mut place = None;
-    let other = match seat.imprint().compare(imprint) {
-        Likeness::Same { other_policy } => {
-            if other_policy {
-                route.metrics.policy_changed.inc();
-            }
-            None
-        }
-        Likeness::OtherCaller => Some(Other::Caller),
-        Likeness::Differs(differences) => Some(Other::Request(differences)),
-    };
+    let joiner = Joiner::at(&seat, imprint, route);
     let rejects = route.config.on_duplicate == OnDuplicate::Reject;
     let until = Instant::now() + patience;
     loop {
         let stage = seat.stage();
-        if let Some(other) = &other
-            && let Some(ended) = other.ends(route, id, &stage, seat.was_granted())
-        {
+        if let Some(ended) = joiner.ends(route, id, &stage, seat.was_granted()) {
             return ended;
         }
         match stage {

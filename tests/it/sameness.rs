@@ -274,11 +274,15 @@ on_each_store! {
         let mut connection = Connection::open(world.address()).await;
         connection.write(&head(&expecting(whole))).await;
         connection.answer().await.assert_replay(201);
+        let empty = Request::new("POST", "/pay").key("k-2").json("");
+        world.send(&empty).await.assert_executed(201);
         reload(&mut world, "fingerprint.headers = []").await;
         // Whether it is the same only the body can tell.
+        let expecting_other = Request::new("POST", "/pay").key("k-2").json(whole).field("Expect", "100-continue");
+        world.send(&expecting_other).await.assert_reused(&["body"], CORRECT, Some(201));
         world.send(&expecting(whole)).await.assert_replay(201);
         world.send(&expecting(r#"{"amount":11}"#)).await.assert_reused(&["body"], CORRECT, Some(201));
-        assert_eq!(world.executions(), 1);
+        assert_eq!(world.executions(), 2);
     }
 }
 
@@ -314,6 +318,36 @@ on_lasting_stores! {
 }
 
 on_shared_stores! {
+    async fn n2_a_caller_who_is_like_a_duplicate_must_be_like_the_first(store) {
+        let world = World::build(store).proxies(2).start().await;
+        let gate = Gate::new();
+        let cookies = |letters: &str| -> Request {
+            let cookies: Vec<_> = letters.chars().map(|letter| cookie(&letter.to_string(), letter, 16)).collect();
+            with_cookies(&cookies.join("; "))
+        };
+        world.upstream.next(reply(201).behind(&gate));
+        let first = cookies("ab").begin(world.address());
+        world.upstream.reached(1).await;
+        let there = &world.proxies[1];
+        let waits = async |count: f64| {
+            eventually("a duplicate to wait", async || {
+                (there.metric("onceproxy_waiting", &[]).await == count).then_some(())
+            })
+            .await;
+        };
+        let leads = cookies("bc").begin(there.address);
+        waits(1.0).await;
+        // One is like both, the other only like the one that waits.
+        let (honest, stranger) = (cookies("bd").begin(there.address), cookies("cd").begin(there.address));
+        waits(3.0).await;
+        gate.open();
+        first.answer().await.assert_executed(201);
+        leads.answer().await.assert_replay(201);
+        honest.answer().await.assert_replay(201);
+        stranger.answer().await.assert_problem(403, "other-caller");
+        assert_eq!(world.executions(), 1);
+    }
+
     async fn j1_and_n2_hold_for_those_who_meet_on_two_proxies(store) {
         for settings in ["on_duplicate = \"wait\"", "on_duplicate = \"reject\""] {
             let world = World::build(store).proxies(2).route(settings).start().await;
