@@ -423,7 +423,7 @@ impl Problem {
             "The first request with this key was recorded by an earlier version, and cannot be compared with this one."
                 .to_owned()
         } else {
-            format!("This key was used for a different request: another {}.", differs.join(", another "))
+            format!("This key was used for a different request: its {}.", what_differs(&differs))
         };
         let first = match (fate, status) {
             (Fate::Running, _) => "The first request is still running.".to_owned(),
@@ -533,6 +533,15 @@ impl Problem {
         }
         headers::add_cache_status(fields, &CacheStatus::Problem(self.kind.word()));
         response
+    }
+}
+
+/// `body differs`, `target, headers and body differ`.
+fn what_differs(words: &[&str]) -> String {
+    match words {
+        ["headers"] | [] => "headers differ".to_owned(),
+        [only] => format!("{only} differs"),
+        [others @ .., last] => format!("{} and {last} differ", others.join(", ")),
     }
 }
 
