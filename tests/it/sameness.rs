@@ -1,6 +1,6 @@
 //! What "the same request" is, also across a change of settings; who may have its answer; and what a refusal says.
 
-use crate::support::{Connection, Gate, Request, Script, World, eventually, reply};
+use crate::support::{Connection, Gate, Request, Script, Store, World, eventually, reply};
 
 const POLICY_CHANGED: &str = "onceproxy_fingerprint_policy_changed_total";
 const RELOADS: &str = "onceproxy_config_reloads_total";
@@ -384,4 +384,28 @@ on_shared_stores! {
             assert_eq!(world.executions(), 1);
         }
     }
+}
+
+/// Makes of the one completed record what a program of before would have written: no block, and its version.
+const AS_BEFORE: &str = "local key = redis.call('KEYS', '*:r:*')[1]; local value = redis.call('GET', key); \
+    return redis.call('SET', key, string.char(1) .. value:sub(2, 5) .. string.char(0) .. value:sub(7, 116) \
+    .. value:sub(117 + 8 * value:byte(6)))";
+
+#[tokio::test]
+async fn a_record_of_an_earlier_version_is_refused_with_a_plain_sentence() {
+    let mut world = World::with(Store::Redis, "replay_to = \"scope\"").await;
+    world.pay("k-1").await.assert_executed(201);
+    assert_eq!(world.redis().command(&["EVAL", AS_BEFORE, "0"]).await, b"+OK\r\n");
+    reload(&mut world, "fingerprint.headers = []").await;
+    for request in [pay(), pay().target("/other")] {
+        let refused = world.send(&request).await;
+        refused.assert_problem(422, "key-reused");
+        let json = refused.json();
+        assert_eq!((json.get("differs"), &json["original_status"]), (None, &201.into()), "{}", refused.shown());
+        let detail = json["detail"].as_str().unwrap();
+        assert!(detail.contains("earlier version") && detail.contains("ended with 201"), "{detail}");
+    }
+    reload(&mut world, "replay_to = \"same-credentials\"").await;
+    world.pay("k-1").await.assert_problem(403, "other-caller");
+    assert_eq!(world.executions(), 1);
 }
