@@ -43,4 +43,6 @@ pub mod alarm;
 
 pub mod chain;
 
+pub mod trust;
+
 pub mod fields;

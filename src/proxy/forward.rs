@@ -117,6 +117,7 @@ async fn send(
     match hand_over(lease, connection, outgoing, sending).await {
         Ok(response) => return Ok(response),
         Err(SendError::NotSent { .. }) => lease.set_sent(false),
+        Err(error @ SendError::SpeaksTls { .. }) => return Err(refused_unread(lease, &error)),
         Err(error) => return Err(broken(lease, &error)),
     }
     Box::pin(send_again(route, lease, outgoing, sending)).await
@@ -139,6 +140,7 @@ async fn send_again(
             lease.set_sent(false);
             Err(not_sent(unreachable(source)))
         }
+        Err(error @ SendError::SpeaksTls { .. }) => Err(refused_unread(lease, &error)),
         Err(error) => Err(broken(lease, &error)),
     }
 }
@@ -161,6 +163,13 @@ fn not_connected(lease: &Lease, error: &ConnectError) -> Unanswered {
     not_sent(unreachable(error.outline()))
 }
 
+/// It came to a TLS stack, which asks for a handshake and hands nothing on before: no server has seen the request.
+fn refused_unread(lease: &Lease, error: &SendError) -> Unanswered {
+    tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream not reached");
+    lease.set_sent(false);
+    not_sent(unreachable(OVER_TLS))
+}
+
 fn not_sent(problem: Problem) -> Unanswered {
     Box::new(Outcome::NotSent(problem))
 }
@@ -169,6 +178,9 @@ fn broken(lease: &Lease, error: &SendError) -> Unanswered {
     tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream broke off");
     Box::new(Outcome::Unknown(Reason::Reset, None))
 }
+
+/// What a caller is told of an upstream that wanted TLS.
+pub(super) const OVER_TLS: &str = "it speaks TLS there, refused the request unread, and the settings say http://";
 
 fn unreachable(why: impl std::fmt::Display) -> Problem {
     Problem::new(

@@ -21,7 +21,7 @@ pub use self::grpc::is_grpc;
 /// What is known of an attempt.
 #[derive(Debug)]
 pub enum Outcome {
-    /// Certainly not one byte was sent.
+    /// Certainly not executed: not one byte was sent, or a TLS stack refused it unread.
     NotSent(Problem),
     /// An answer came to its end.
     Answered(Box<Arrived>),

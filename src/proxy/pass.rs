@@ -19,6 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::body::{self, Arriving, Body, BodyError};
 use super::error::{Kind, Problem};
+use super::forward::OVER_TLS;
 use super::headers::{self, CacheStatus, Peer};
 use super::notes::{Notes, Sending};
 use super::respond::Answer;
@@ -251,6 +252,7 @@ async fn send(
             Some(head) => Box::new(head.map(|()| *body)),
             None => return Err(not_sent(route, &*source)),
         },
+        Err(error @ SendError::SpeaksTls { .. }) => return Err(refused_unread(route, &error)),
         Err(error) => return Err(broke(route, &error)),
     };
     route.metrics.upstream_resends.inc();
@@ -261,6 +263,7 @@ async fn send(
         match connection.send(*again).await {
             Ok(response) => Ok(response),
             Err(error @ SendError::NotSent { .. }) => Err(not_sent(route, &error)),
+            Err(error @ SendError::SpeaksTls { .. }) => Err(refused_unread(route, &error)),
             Err(error) => Err(broke(route, &error)),
         }
     });
@@ -279,6 +282,11 @@ fn head_of(request: &Request<RequestBody>) -> Request<()> {
 fn not_connected(route: &Route, error: &ConnectError) -> Failure {
     not_sent(route, error);
     Failure::NotSent(error.outline().to_owned())
+}
+
+fn refused_unread(route: &Route, error: &SendError) -> Failure {
+    not_sent(route, error);
+    Failure::NotSent(OVER_TLS.to_owned())
 }
 
 fn not_sent(route: &Route, error: &dyn std::error::Error) -> Failure {

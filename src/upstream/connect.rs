@@ -7,6 +7,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use hyper::client::conn::http1;
@@ -21,6 +22,7 @@ use super::through;
 use super::tls::{H2, Tls, TlsSetupError};
 use super::wire::{Family, Meter, Socket, Wire};
 use crate::config;
+use crate::trust;
 
 /// How long one address is tried alone before the next is tried beside it (RFC 8305 section 5).
 const STAGGER: Duration = Duration::from_millis(250);
@@ -89,24 +91,42 @@ pub enum ConnectError {
         source: io::Error,
     },
     /// The TLS handshake failed: untrusted certificate, another name, no common version, or the connection broke.
-    #[error("TLS with `{host}` failed")]
+    #[error("TLS with `{host}` failed{}", advised(*advice))]
     Tls {
         /// The name that the certificate had to carry.
         host: String,
+        /// What would mend it, where the source does not say so.
+        advice: Option<&'static str>,
         /// What rustls or the kernel said.
         source: io::Error,
     },
     /// What answered there spoke no TLS at all.
-    #[error("`{host}` does not speak TLS there; is its URL to be http://, or another port?")]
+    #[error("`{host}` does not speak TLS there: write http:// in the URL of the upstream, or another port")]
     NotTls {
         /// The name that the certificate had to carry.
         host: String,
         /// What rustls said.
         source: io::Error,
     },
+    /// What answered there speaks TLS, which the settings do not say. HTTP/2 is spoken before a request exists.
+    #[error("`{host}` speaks TLS there: write https:// in the URL of the upstream, or another port")]
+    SpeaksTls {
+        /// The upstream's host.
+        host: String,
+    },
     /// It did not stand in time.
     #[error("no connection to `{host}` within {after:?}")]
     TimedOut {
+        /// The upstream's host.
+        host: String,
+        /// The route's `connect_timeout`.
+        after: Duration,
+    },
+    /// It took the connection, and did not answer the TLS handshake in time.
+    #[error(
+        "`{host}` took the connection, but did not speak TLS within {after:?}; if it never does, write http:// in its URL"
+    )]
+    NoHandshake {
         /// The upstream's host.
         host: String,
         /// The route's `connect_timeout`.
@@ -140,10 +160,23 @@ impl ConnectError {
             ConnectError::ProxyRefused { .. } | ConnectError::ProxyBroke { .. } => {
                 "the proxy on the way to it did not connect"
             }
-            ConnectError::Tls { .. } | ConnectError::NotTls { .. } => "TLS with it failed",
+            ConnectError::Tls { .. } => "TLS with it failed",
+            ConnectError::NotTls { .. } => "it does not speak TLS there, and the settings say https://",
+            ConnectError::SpeaksTls { .. } => "it speaks TLS there, and the settings say http://",
+            ConnectError::NoHandshake { .. } => "it took the connection, but spoke no TLS in time",
             ConnectError::TimedOut { .. } => "no connection stood in time",
             ConnectError::NotHttp2 { .. } => "it does not speak HTTP/2",
             ConnectError::Closed { .. } => "it closed the connection before it was used",
+        }
+    }
+
+    /// The same, saying so if the time ended in the handshake of TLS.
+    fn while_shaking_hands(self, shaking: &AtomicBool) -> ConnectError {
+        match self {
+            ConnectError::TimedOut { host, after } if shaking.load(Ordering::Relaxed) => {
+                ConnectError::NoHandshake { host, after }
+            }
+            error => error,
         }
     }
 
@@ -153,6 +186,10 @@ impl ConnectError {
     }
 }
 
+fn advised(advice: Option<&str>) -> String {
+    advice.map(|advice| format!(" ({advice})")).unwrap_or_default()
+}
+
 /// What a handshake that failed says: mostly of a certificate, and sometimes that the settings mean another protocol.
 fn failed_handshake(host: String, source: io::Error) -> ConnectError {
     let cause = source.get_ref().and_then(|cause| cause.downcast_ref::<rustls::Error>());
@@ -160,7 +197,7 @@ fn failed_handshake(host: String, source: io::Error) -> ConnectError {
         Some(rustls::Error::InvalidMessage(rustls::InvalidMessage::InvalidContentType)) => {
             ConnectError::NotTls { host, source }
         }
-        _ => ConnectError::Tls { host, source },
+        cause => ConnectError::Tls { host, advice: cause.and_then(trust::advice), source },
     }
 }
 
@@ -190,24 +227,29 @@ impl Dialer {
 
     /// A connection of HTTP/1.1.
     pub(super) async fn dial(&self) -> Result<Link, ConnectError> {
-        self.within(async {
-            let (wire, meter) = self.establish().await?;
+        let shaking = AtomicBool::new(false);
+        let connected = self.within(async {
+            let (wire, meter) = self.establish(&shaking).await?;
             self.speak(wire, meter).await.map_err(|source| ConnectError::Closed { host: self.host(), source })
-        })
-        .await
+        });
+        connected.await.map_err(|error| error.while_shaking_hands(&shaking))
     }
 
     /// A connection of HTTP/2 that requests share, and the first stream on it.
     pub(super) async fn dial_shared(&self, sessions: &Sessions) -> Result<Stream, ConnectError> {
-        self.within(async {
-            let (wire, _) = self.establish().await?;
+        let shaking = AtomicBool::new(false);
+        let connected = self.within(async {
+            let (wire, meter) = self.establish(&shaking).await?;
             if wire.has_tls() && !wire.agreed_on(H2) {
                 return Err(ConnectError::NotHttp2 { host: self.host(), source: None });
             }
-            let not_http2 = |source| ConnectError::NotHttp2 { host: self.host(), source: Some(source) };
+            let not_http2 = |source| match meter.saw_tls_alert() {
+                true => ConnectError::SpeaksTls { host: self.host() },
+                false => ConnectError::NotHttp2 { host: self.host(), source: Some(source) },
+            };
             sessions.begin(wire).await.map_err(not_http2)
-        })
-        .await
+        });
+        connected.await.map_err(|error| error.while_shaking_hands(&shaking))
     }
 
     /// What connecting takes, within the timeout.
@@ -222,13 +264,16 @@ impl Dialer {
         }
     }
 
-    async fn establish(&self) -> Result<(Wire, Arc<Meter>), ConnectError> {
+    /// A connection that HTTP can be spoken on. `shaking` says whether the handshake of TLS is under way.
+    async fn establish(&self, shaking: &AtomicBool) -> Result<(Wire, Arc<Meter>), ConnectError> {
         let meter = Arc::new(Meter::default());
         let socket = Socket::new(self.reach().await?, meter.clone());
         let wire = match &self.tls {
             None => Wire::plain(socket),
             Some(tls) => {
+                shaking.store(true, Ordering::Relaxed);
                 let connected = tls.connector.connect(tls.name.clone(), socket).await;
+                shaking.store(false, Ordering::Relaxed);
                 Wire::tls(connected.map_err(|source| failed_handshake(self.host(), source))?)
             }
         };
@@ -253,7 +298,7 @@ impl Dialer {
     }
 
     /// How errors call the upstream.
-    fn host(&self) -> String {
+    pub(super) fn host(&self) -> String {
         match &self.upstream.socket {
             Some(path) => path.display().to_string(),
             None => self.upstream.host.clone(),

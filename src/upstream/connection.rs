@@ -79,6 +79,16 @@ pub enum SendError {
         /// What hyper or h2 said.
         source: BoxError,
     },
+    /// Sent, and refused unread by a TLS stack: its first word was an alert. No server of HTTP has seen the request.
+    #[error(
+        "`{host}` speaks TLS there, and refused the request unread: write https:// in the URL of the upstream, or another port"
+    )]
+    SpeaksTls {
+        /// The upstream's host.
+        host: String,
+        /// What hyper found in place of an answer.
+        source: hyper::Error,
+    },
     /// Bytes may have left, and nobody can tell what became of them.
     #[error("the upstream gave no usable answer")]
     MayHaveRun {
@@ -159,7 +169,7 @@ impl Connection {
             let Handed { link, method, before, answer } = handed;
             let failed = match answer.await {
                 Ok(response) => return receive(&method, response, link, &shared),
-                Err(error) => Box::pin(failure(error, link, before)),
+                Err(error) => Box::pin(failure(error, link, before, &shared)),
             };
             Err(failed.await)
         }
@@ -167,16 +177,22 @@ impl Connection {
 }
 
 /// What a failed send means for its request.
-async fn failure(mut error: TrySendError<Request<RequestBody>>, mut link: Link, before: u64) -> SendError {
+async fn failure(
+    mut error: TrySendError<Request<RequestBody>>,
+    mut link: Link,
+    before: u64,
+    shared: &Shared,
+) -> SendError {
     if let Some(request) = error.take_message() {
         let source = error.into_error().into();
         return SendError::NotSent { request: Some(Box::new(request)), body: None, source };
     }
     let written = link.cut().await;
-    let source = error.into_error().into();
+    let source = error.into_error();
     match written == before {
-        true => SendError::NotSent { request: None, body: None, source },
-        false => SendError::MayHaveRun { source },
+        true => SendError::NotSent { request: None, body: None, source: source.into() },
+        false if link.meter.saw_tls_alert() => SendError::SpeaksTls { host: shared.dialer.host(), source },
+        false => SendError::MayHaveRun { source: source.into() },
     }
 }
 

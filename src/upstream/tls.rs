@@ -6,13 +6,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use rustls::client::WantsClientCert;
+use rustls::client::{VerifierBuilderError, WantsClientCert};
 use rustls::pki_types::pem::{self, PemObject as _};
 use rustls::pki_types::{CertificateDer, InvalidDnsNameError, PrivateKeyDer, ServerName};
-use rustls::{ClientConfig, ConfigBuilder, RootCertStore};
+use rustls::{ClientConfig, ConfigBuilder};
 use tokio_rustls::TlsConnector;
 
 use crate::config;
+use crate::trust::Trusted;
 
 /// The names of the protocols over TLS (ALPN).
 pub(super) const H2: &[u8] = b"h2";
@@ -77,6 +78,12 @@ pub enum TlsSetupError {
         /// The first thing that went wrong in looking for them, if any did.
         source: Option<rustls_native_certs::Error>,
     },
+    /// Nothing can be verified with the certificates that are there.
+    #[error("cannot verify servers with the certificates that are trusted")]
+    Verifier {
+        /// What is wrong.
+        source: VerifierBuilderError,
+    },
     /// The provider does not support what is asked of it.
     #[error("cannot set up TLS")]
     Provider {
@@ -102,15 +109,17 @@ impl std::fmt::Debug for Tls {
 impl Tls {
     pub(super) fn new(upstream: &config::Upstream) -> Result<Tls, TlsSetupError> {
         let name = name_of(upstream)?;
-        let roots = match &upstream.ca_file {
-            Some(path) => roots_in(path)?,
-            None => system_roots()?,
+        let trusted = match &upstream.ca_file {
+            Some(path) => listed_in(path)?,
+            None => of_the_system()?,
         };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let verifier = trusted.verifier(&provider).map_err(|source| TlsSetupError::Verifier { source })?;
         let config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|source| TlsSetupError::Provider { source })?
-            .with_root_certificates(roots);
+            .dangerous()
+            .with_custom_certificate_verifier(verifier);
         let mut config = match &upstream.client {
             Some((certificate, key)) => with_certificate(config, certificate, key)?,
             None => config.with_no_client_auth(),
@@ -162,25 +171,18 @@ fn with_certificate(
         .map_err(|source| TlsSetupError::ClientCertificate { path: certificate.to_owned(), source })
 }
 
-fn roots_in(path: &Path) -> Result<RootCertStore, TlsSetupError> {
+fn listed_in(path: &Path) -> Result<Trusted, TlsSetupError> {
     let unreadable = |source| TlsSetupError::CaFile { path: path.to_owned(), source };
-    let mut roots = RootCertStore::empty();
+    let mut trusted = Trusted::default();
     for certificate in CertificateDer::pem_file_iter(path).map_err(unreadable)? {
-        roots
+        trusted
             .add(certificate.map_err(unreadable)?)
             .map_err(|source| TlsSetupError::CaCertificate { path: path.to_owned(), source })?;
     }
-    if roots.is_empty() { Err(TlsSetupError::CaFileEmpty { path: path.to_owned() }) } else { Ok(roots) }
+    if trusted.is_empty() { Err(TlsSetupError::CaFileEmpty { path: path.to_owned() }) } else { Ok(trusted) }
 }
 
-fn system_roots() -> Result<RootCertStore, TlsSetupError> {
-    let found = rustls_native_certs::load_native_certs();
-    let mut roots = RootCertStore::empty();
-    // Bundles often hold one old certificate that cannot be parsed; the others are still good.
-    roots.add_parsable_certificates(found.certs);
-    if roots.is_empty() {
-        Err(TlsSetupError::NoSystemRoots { source: found.errors.into_iter().next() })
-    } else {
-        Ok(roots)
-    }
+fn of_the_system() -> Result<Trusted, TlsSetupError> {
+    let (trusted, source) = Trusted::system();
+    if trusted.is_empty() { Err(TlsSetupError::NoSystemRoots { source }) } else { Ok(trusted) }
 }

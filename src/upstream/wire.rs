@@ -19,6 +19,10 @@ use tokio_rustls::client::TlsStream;
 pub(super) struct Meter {
     written: AtomicU64,
     look: AtomicBool,
+    /// Whether something has been read without TLS.
+    read: AtomicBool,
+    /// Whether the first that was read without TLS was an alert of TLS.
+    alert: AtomicBool,
 }
 
 impl Meter {
@@ -32,9 +36,29 @@ impl Meter {
         self.look.store(true, Ordering::Relaxed);
     }
 
+    /// Whether the peer's first word without TLS was an alert of TLS: the bytes of HTTP went to a TLS stack, which hands
+    /// nothing on before a handshake, so that no server of HTTP has read them.
+    pub(super) fn saw_tls_alert(&self) -> bool {
+        self.alert.load(Ordering::Relaxed)
+    }
+
+    /// Looks at what was read without TLS, the first time.
+    fn saw(&self, bytes: &[u8]) {
+        if !self.read.load(Ordering::Relaxed) && !bytes.is_empty() {
+            self.read.store(true, Ordering::Relaxed);
+            self.alert.store(is_tls_alert(bytes), Ordering::Relaxed);
+        }
+    }
+
     fn count(&self, bytes: usize) {
         self.written.fetch_add(bytes as u64, Ordering::Relaxed);
     }
+}
+
+/// Whether this is one alert in clear, with which a TLS stack refuses what is no TLS (RFC 8446 sections 5.1 and 6): its
+/// type, a version, the length 2, and a level.
+fn is_tls_alert(bytes: &[u8]) -> bool {
+    matches!(bytes, [21, 3, 0..=4, 0, 2, 1 | 2, _, ..])
 }
 
 /// A socket that can be made to look at itself, past the runtime.
@@ -185,7 +209,12 @@ impl Wire {
 impl AsyncRead for Wire {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match &mut self.stream {
-            Stream::Plain(socket) => Pin::new(socket).poll_read(cx, buf),
+            Stream::Plain(socket) => {
+                let before = buf.filled().len();
+                let polled = Pin::new(socket).poll_read(cx, buf);
+                self.meter.saw(&buf.filled()[before..]);
+                polled
+            }
             Stream::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
         }
     }

@@ -45,6 +45,7 @@ mod http2_requests;
 mod http2_upstream;
 mod limits;
 mod outcomes;
+mod newcomers;
 mod overload;
 mod reload;
 mod senders;

@@ -5,12 +5,11 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
 
-use rustls::client::WebPkiServerVerifier;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::crypto::{CryptoProvider, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, UnixTime};
-use rustls::{CertificateError, DigitallySignedStruct, Error, RootCertStore, SignatureScheme};
+use rustls::{CertificateError, DigitallySignedStruct, Error, SignatureScheme};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio_postgres::tls::{ChannelBinding, TlsConnect};
@@ -19,6 +18,7 @@ use tokio_rustls::client::TlsStream;
 
 use crate::config::store::{Postgres, SslMode};
 use crate::store::OpenError;
+use crate::trust::{Trusted, Verifier};
 
 /// How TLS is spoken; read from the settings once.
 #[derive(Clone)]
@@ -43,18 +43,15 @@ impl Tls {
             .map_err(|e| OpenError::new("TLS cannot be set up").because(e))?;
         let chain = match (config.sslmode, &config.ca_file) {
             (SslMode::Require, None) => None,
-            _ => Some(
-                WebPkiServerVerifier::builder_with_provider(Arc::new(roots(config, section)?), Arc::clone(&provider))
-                    .build()
-                    .map_err(|e| OpenError::new("TLS cannot be set up").because(e))?,
-            ),
-        };
-        let builder = match (config.sslmode, chain) {
-            (SslMode::VerifyFull, Some(chain)) => builder.with_webpki_verifier(chain),
-            (_, chain) => {
-                builder.dangerous().with_custom_certificate_verifier(Arc::new(WithoutName { chain, provider }))
+            _ => {
+                let verifier = trusted(config, section)?.verifier(&provider);
+                Some(verifier.map_err(|e| OpenError::new("TLS cannot be set up").because(e))?)
             }
         };
+        let builder = builder.dangerous().with_custom_certificate_verifier(match (config.sslmode, chain) {
+            (SslMode::VerifyFull, Some(chain)) => chain,
+            (_, chain) => Arc::new(WithoutName { chain, provider }),
+        });
         let client = match &config.client {
             None => builder.with_no_client_auth(),
             Some((certificate, key)) => {
@@ -71,24 +68,24 @@ impl Tls {
     }
 }
 
-fn roots(config: &Postgres, section: &str) -> Result<RootCertStore, OpenError> {
-    let mut roots = RootCertStore::empty();
+fn trusted(config: &Postgres, section: &str) -> Result<Trusted, OpenError> {
+    let mut trusted = Trusted::default();
     match &config.ca_file {
         Some(file) => {
             let setting = format!("{section}.ca_file");
             for certificate in certificates(file, &setting)? {
-                roots.add(certificate).map_err(|e| unreadable(&setting, file).because(e))?;
+                trusted.add(certificate).map_err(|e| unreadable(&setting, file).because(e))?;
             }
         }
         None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            if roots.is_empty() {
+            (trusted, _) = Trusted::system();
+            if trusted.is_empty() {
                 let said = format!("this system has no certificate store; set {section}.ca_file to a PEM file");
                 return Err(OpenError::new(said));
             }
         }
     }
-    Ok(roots)
+    Ok(trusted)
 }
 
 fn certificates(file: &std::path::Path, setting: &str) -> Result<Vec<CertificateDer<'static>>, OpenError> {
@@ -105,7 +102,7 @@ fn unreadable(setting: &str, file: &std::path::Path) -> OpenError {
 /// `sslmode=require`: a certificate from the CA file whatever name it carries; without a CA file any certificate.
 #[derive(Debug)]
 struct WithoutName {
-    chain: Option<Arc<WebPkiServerVerifier>>,
+    chain: Option<Arc<Verifier>>,
     provider: Arc<CryptoProvider>,
 }
 

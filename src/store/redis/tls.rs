@@ -2,34 +2,37 @@
 
 use std::sync::Arc;
 
-use rustls::RootCertStore;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::TlsConnector;
 
 use crate::config::store::RedisTls;
 use crate::store::OpenError;
+use crate::trust::Trusted;
 
 /// Reads the certificate files, which is what can be wrong for good.
 pub(super) fn connector(tls: &RedisTls) -> Result<TlsConnector, OpenError> {
-    let mut roots = RootCertStore::empty();
+    let mut trusted = Trusted::default();
     match &tls.ca_file {
         Some(file) => {
             for certificate in certificates(file, "store.ca_file")? {
-                roots.add(certificate).map_err(|e| unreadable("store.ca_file", file, "certificates").because(e))?;
+                trusted.add(certificate).map_err(|e| unreadable("store.ca_file", file, "certificates").because(e))?;
             }
         }
         None => {
-            roots.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
-            if roots.is_empty() {
+            (trusted, _) = Trusted::system();
+            if trusted.is_empty() {
                 return Err(OpenError::new("this system has no certificate store; set store.ca_file to a PEM file"));
             }
         }
     }
-    let builder = rustls::ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let verifier = trusted.verifier(&provider).map_err(|e| OpenError::new("TLS cannot be set up").because(e))?;
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .map_err(|e| OpenError::new("TLS cannot be set up").because(e))?
-        .with_root_certificates(roots);
+        .dangerous()
+        .with_custom_certificate_verifier(verifier);
     let config = match &tls.client {
         None => builder.with_no_client_auth(),
         Some((certificate, key)) => {

@@ -10,7 +10,7 @@ fn not_sent(sent: Result<http::Response<ResponseBody>, SendError>) -> Option<Box
     assert!(std::error::Error::source(&error).is_some());
     match error {
         SendError::NotSent { request, .. } => request,
-        SendError::MayHaveRun { .. } => unreachable!(),
+        SendError::SpeaksTls { .. } | SendError::MayHaveRun { .. } => unreachable!(),
     }
 }
 

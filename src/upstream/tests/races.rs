@@ -85,7 +85,7 @@ async fn stale_connections_lose_and_repeat_nothing() {
                 answered.push(id);
             }
             Err(SendError::NotSent { .. }) => not_sent.push(id),
-            Err(SendError::MayHaveRun { .. }) => doubtful.push(id),
+            Err(SendError::SpeaksTls { .. } | SendError::MayHaveRun { .. }) => doubtful.push(id),
         }
         let until = Instant::now() + pause_before(n);
         while Instant::now() < until {

@@ -202,3 +202,52 @@ async fn responses_without_a_body_leave_the_connection_usable() {
     let (_stream, ()) = tokio::join!(serve, ask);
     assert!(!peer.has_another().await);
 }
+
+/// What TLS stacks say to bytes that are no TLS.
+const ALERTS: [&[u8]; 4] = [
+    b"\x15\x03\x01\x00\x02\x02\x46",
+    b"\x15\x03\x03\x00\x02\x02\x0a",
+    b"\x15\x03\x02\x00\x02\x02\x16",
+    b"\x15\x03\x00\x00\x02\x01\x00",
+];
+
+#[tokio::test]
+async fn an_alert_of_tls_says_that_no_server_of_http_has_read_the_request() {
+    for alert in ALERTS {
+        let peer = Peer::start().await;
+        let pool = peer.pool();
+        let (sent, _) = tokio::join!(send(&pool, post("/", "x")), peer.answer_one(alert));
+        let error = sent.unwrap_err();
+        assert!(matches!(error, SendError::SpeaksTls { .. }), "{alert:?}: {error:?}");
+        assert!(!error.may_have_run() && error.to_string().contains("https://"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn what_only_looks_like_an_alert_leaves_the_doubt() {
+    let torn: [&[u8]; 6] = [
+        b"\x15\x03\x03\x00\x02\x02",
+        b"\x15\x03\x03\x00\x03\x02\x0a\x00",
+        b"\x15\x03\x03\x00\x02\x03\x0a",
+        b"\x16\x03\x03\x00\x02\x02\x0a",
+        b"\x15\x04\x03\x00\x02\x02\x0a",
+        b"HTTP/1.1 \x15\x03\x03\x00\x02\x02\x0a",
+    ];
+    for answer in torn {
+        let peer = Peer::start().await;
+        let pool = peer.pool();
+        let (sent, _) = tokio::join!(send(&pool, post("/", "x")), async { drop(peer.answer_one(answer).await) });
+        assert!(sent.unwrap_err().may_have_run(), "{answer:?}");
+    }
+    // On a connection that has answered before, it is none of a TLS stack.
+    let peer = Peer::start().await;
+    let pool = peer.pool();
+    let mut stream = exchange(&peer, &pool).await;
+    let again = async {
+        read_request(&mut stream).await;
+        stream.write_all(ALERTS[0]).await.unwrap();
+        drop(stream);
+    };
+    let (sent, ()) = tokio::join!(send(&pool, post("/", "x")), again);
+    assert!(sent.unwrap_err().may_have_run());
+}

@@ -7,6 +7,7 @@ use onceproxy::store::StoreErrorKind;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use super::*;
+use crate::support::tls::write_own_certificate;
 
 fn with_user(server: &RedisServer, username: Option<&str>, password: &str) -> Redis {
     Redis {
@@ -151,6 +152,24 @@ async fn tls_with_an_own_authority_and_client_certificate() {
         let error = store.claim(&claim()).await.unwrap_err();
         assert_eq!(error.kind, StoreErrorKind::Unreachable, "{error}");
     }
+}
+
+#[tokio::test]
+async fn a_certificate_that_openssl_made_is_trusted_by_itself() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for made in [&folder, &other] {
+        write_own_certificate("-subj /CN=localhost", made.path());
+    }
+    let tls_port = redis_server::free_port();
+    let file = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (port, cert, key) = (tls_port.to_string(), file("cert.pem"), file("key.pem"));
+    let settings = ["--tls-port", &port, "--tls-cert-file", &cert, "--tls-key-file", &key, "--tls-auth-clients", "no"];
+    let _server = RedisServer::start(&[&settings[..], &["--tls-ca-cert-file", &cert]].concat());
+    let process = Process::ready(&tls(tls_port, cert.as_ref(), None)).await;
+    completed(&*process.store, &response(1)).await;
+    let stranger = tls(tls_port, &other.path().join("cert.pem"), None);
+    let store = quiet(&StoreConfig { timeout: Duration::from_millis(500), ..stranger });
+    assert_eq!(store.claim(&claim()).await.unwrap_err().kind, StoreErrorKind::Unreachable);
 }
 
 #[tokio::test]

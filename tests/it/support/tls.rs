@@ -6,8 +6,39 @@ use std::sync::Arc;
 use rcgen::{BasicConstraints, CertificateParams, DistinguishedName, DnType, IsCa, Issuer, KeyPair, SanType};
 use rustls::ServerConfig;
 use rustls::crypto::ring;
-use rustls::pki_types::{PrivateKeyDer, PrivatePkcs8KeyDer};
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, PrivatePkcs8KeyDer};
 use tokio_rustls::TlsAcceptor;
+
+/// Writes `cert.pem` and `key.pem` of a self-signed certificate, as people make them: by a real `openssl req -x509`.
+pub(crate) fn write_own_certificate(words: &str, folder: &Path) {
+    let made = std::process::Command::new("openssl")
+        .args(
+            "req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -keyout key.pem -out cert.pem"
+                .split(' '),
+        )
+        .args(words.split(' '))
+        .current_dir(folder)
+        .output()
+        .expect("openssl is installed");
+    assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+}
+
+/// A server's side of TLS with the two files of a folder.
+pub(crate) fn acceptor(folder: &Path) -> TlsAcceptor {
+    let certificate = CertificateDer::from_pem_file(folder.join("cert.pem")).unwrap();
+    accepting(certificate, PrivateKeyDer::from_pem_file(folder.join("key.pem")).unwrap())
+}
+
+fn accepting(certificate: CertificateDer<'static>, key: PrivateKeyDer<'static>) -> TlsAcceptor {
+    let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .unwrap()
+        .with_no_client_auth()
+        .with_single_cert(vec![certificate], key)
+        .unwrap();
+    TlsAcceptor::from(Arc::new(config))
+}
 
 /// An authority and the file that its certificate stands in.
 pub(crate) struct Authority {
@@ -61,12 +92,6 @@ impl Authority {
         let key = KeyPair::generate().unwrap();
         let certificate = CertificateParams::new(vec![name.to_owned()]).unwrap().signed_by(&key, &self.issuer).unwrap();
         let key = PrivateKeyDer::Pkcs8(PrivatePkcs8KeyDer::from(key.serialize_der()));
-        let config = ServerConfig::builder_with_provider(Arc::new(ring::default_provider()))
-            .with_safe_default_protocol_versions()
-            .unwrap()
-            .with_no_client_auth()
-            .with_single_cert(vec![certificate.der().clone()], key)
-            .unwrap();
-        TlsAcceptor::from(Arc::new(config))
+        accepting(certificate.der().clone(), key)
     }
 }

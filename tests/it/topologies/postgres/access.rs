@@ -3,6 +3,7 @@
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 
 use super::*;
+use crate::support::tls::write_own_certificate;
 
 const RULES: &str = "host all guarded 127.0.0.1/32 scram-sha-256\nhost all all 127.0.0.1/32 trust\n";
 
@@ -299,6 +300,31 @@ async fn tls_is_as_strict_as_sslmode_says() {
     };
     let error = quiet(&config).claim(&claim()).await.unwrap_err();
     assert_eq!(error.kind, StoreErrorKind::Refused, "a server without TLS is never spoken to in clear: {error}");
+}
+
+#[tokio::test]
+async fn a_certificate_that_openssl_made_is_trusted_by_itself() {
+    let (folder, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    for made in [&folder, &other] {
+        write_own_certificate("-subj /CN=localhost", made.path());
+    }
+    let mut server = PostgresServer::start(&[]);
+    let text = |name: &str| std::fs::read_to_string(folder.path().join(name)).unwrap();
+    server.install_certificate(&text("cert.pem"), &text("key.pem"));
+    let config = prepared(backend(server.port())).await;
+    let (ours, theirs) = (folder.path().join("cert.pem"), other.path().join("cert.pem"));
+    for (host, mode, ca, gets_in) in [
+        ("localhost", SslMode::VerifyFull, &ours, true),
+        ("127.0.0.1", SslMode::VerifyFull, &ours, false),
+        ("127.0.0.1", SslMode::Require, &ours, true),
+        ("localhost", SslMode::VerifyFull, &theirs, false),
+        ("localhost", SslMode::Require, &theirs, false),
+    ] {
+        let backend = Backend::Postgres(secured(server.port(), host, mode, Some(ca)));
+        let config = StoreConfig { backend, timeout: Duration::from_secs(3), ..config.clone() };
+        let reply = quiet(&config).claim(&claim()).await;
+        assert_eq!(reply.is_ok(), gets_in, "{host} {mode:?} {ca:?}: {reply:?}");
+    }
 }
 
 /// Encrypted from here to the pooler and from there to the server.
