@@ -169,7 +169,7 @@ async fn handshake_is_within_the_connect_timeout() {
     let pool = Pool::new(&peer.upstream("localhost"), after, LONG, &peer.peer.metrics).unwrap();
     // The backlog takes the connection, and nobody answers the hello.
     let error = pool.checkout().await.unwrap_err();
-    assert!(matches!(error, ConnectError::TimedOut { after: limit, .. } if limit == after), "{error:?}");
+    assert!(matches!(error, ConnectError::NoHandshake { after: limit, .. } if limit == after), "{error:?}");
 }
 
 #[tokio::test]
