@@ -195,6 +195,17 @@ impl Wire {
         matches!(&self.stream, Stream::Tls(tls) if tls.get_ref().1.alpn_protocol() == Some(protocol))
     }
 
+    /// Reads what the peer said before it closed: a write that fails comes before the read that would have seen it.
+    fn look_at_last_words(&self, polled: &Poll<io::Result<usize>>) {
+        if let (Poll::Ready(Err(_)), Stream::Plain(socket)) = (polled, &self.stream) {
+            let mut bytes = [0; 16];
+            let mut last = ReadBuf::new(&mut bytes);
+            if let Poll::Ready(Ok(())) = socket.read_now(&mut last) {
+                self.meter.saw(last.filled());
+            }
+        }
+    }
+
     // A failed write to a socket has taken nothing. A failed write to TLS may have taken all of it, encrypted it and
     // sent a part before the socket failed.
     fn count(&self, polled: &Poll<io::Result<usize>>, offered: usize) {
@@ -227,6 +238,7 @@ impl AsyncWrite for Wire {
             Stream::Tls(tls) => Pin::new(tls).poll_write(cx, buf),
         };
         self.count(&polled, buf.len());
+        self.look_at_last_words(&polled);
         polled
     }
 
@@ -261,6 +273,7 @@ impl AsyncWrite for Wire {
             Stream::Tls(tls) => Pin::new(tls).poll_write_vectored(cx, bufs),
         };
         self.count(&polled, bufs.iter().map(|buf| buf.len()).sum());
+        self.look_at_last_words(&polled);
         polled
     }
 }
