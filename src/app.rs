@@ -14,7 +14,8 @@ use tokio::time::timeout;
 
 use self::reload::Reloader;
 use crate::admin::{self, AdminState};
-use crate::config::{self, Config, Loaded, Sources};
+use crate::config::store::Backend;
+use crate::config::{self, Config, Loaded, ScopePart, Sources};
 use crate::metrics::Metrics;
 use crate::proxy::{self, Proxy, RouteFault, Shared};
 use crate::server::{self, BindError, CertificateError, Door, Inbox, Listener};
@@ -24,6 +25,7 @@ use crate::telemetry::{self, LevelHandle};
 use crate::trace;
 
 mod files;
+mod introduction;
 mod preflight;
 mod reload;
 
@@ -40,12 +42,19 @@ pub enum RunError {
     #[error("cannot start the log")]
     Log(#[from] telemetry::StartError),
     /// A listener's address cannot be had.
-    #[error(transparent)]
-    Bind(#[from] BindError),
+    #[error("{setting} (or {flag})")]
+    Bind {
+        /// Which setting names it.
+        setting: &'static str,
+        /// And which flag.
+        flag: &'static str,
+        /// What is wrong.
+        source: BindError,
+    },
     /// The proxy's certificate cannot be used.
     #[error("cannot speak TLS")]
     Certificate(#[from] CertificateError),
-    /// The store's settings can never work.
+    /// The store's settings can never work, or its folder cannot be used.
     #[error("cannot open the store")]
     Store(#[from] OpenError),
     /// The certificates or secrets of a route cannot be used.
@@ -75,7 +84,11 @@ pub enum RunError {
 impl RunError {
     /// Whether other settings would mend it.
     pub fn is_wrong_settings(&self) -> bool {
-        matches!(self, RunError::Store(_) | RunError::Certificate(_) | RunError::Route { .. } | RunError::Trace(_))
+        match self {
+            RunError::Store(error) => error.is_wrong_settings(),
+            RunError::Certificate(_) | RunError::Route { .. } | RunError::Trace(_) => true,
+            RunError::Log(_) | RunError::Bind { .. } | RunError::Accept(_) | RunError::System { .. } => false,
+        }
     }
 }
 
@@ -98,11 +111,8 @@ pub fn run(loaded: Loaded, sources: Sources) -> Result<(), RunError> {
         routes = loaded.config.routes.len(),
         "starting"
     );
-    for warning in &loaded.warnings {
-        tracing::warn!("{warning}");
-    }
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("a runtime"))?;
-    runtime.block_on(App::start(loaded.config.clone())?.run(loaded, sources, level))
+    runtime.block_on(App::start(&loaded)?.run(loaded, sources, level))
 }
 
 /// The running parts.
@@ -137,12 +147,20 @@ struct Signals {
 
 impl App {
     /// Binds, opens and prepares everything that can fail, and starts the cores.
-    fn start(config: Config) -> Result<App, RunError> {
+    fn start(loaded: &Loaded) -> Result<App, RunError> {
+        let config = loaded.config.clone();
         let metrics = Metrics::new();
         let tls = config.tls.as_ref().map(|files| server::Tls::load(files, metrics.listeners().clone())).transpose()?;
         let doors = config.listen.iter().map(|listen| Door::open(listen, tls.as_ref(), config.h2c));
-        let doors = doors.collect::<Result<_, _>>()?;
-        let admin = config.admin.listen.map(server::bind).transpose()?;
+        let doors = doors.collect::<Result<Vec<_>, _>>();
+        let doors = doors.map_err(|source| RunError::Bind { setting: "listen", flag: "--listen", source })?;
+        let admin = config.admin.listen.map(server::bind).transpose();
+        let admin =
+            admin.map_err(|source| RunError::Bind { setting: "admin.listen", flag: "--admin-listen", source })?;
+        introduction::introduce(&config, &doors);
+        for warning in &loaded.warnings {
+            tracing::warn!("{warning}");
+        }
         let store = store::open(&config.store, &metrics)?;
         let traced = Signal::new();
         let (tracer, export) = trace::start(&config.trace, &metrics.spans(), &traced)?;
@@ -200,6 +218,9 @@ impl App {
         parts.spawn(background);
         let tried = store::preflight::Standing::default();
         parts.spawn(store::preflight::watch(store.clone(), tried.clone()));
+        if let Some(upstream) = commanded_upstream(&config) {
+            parts.spawn(store::marker::note_upstream(store.for_core(), upstream));
+        }
         if let Some(tls) = tls {
             parts.spawn(tls.watch());
         }
@@ -261,6 +282,16 @@ impl App {
         tracing::info!("stopped");
         accepted.map_err(RunError::Accept)
     }
+}
+
+/// The upstream of the command line's route, as it stands in that route's scope; none where the store ends with the process.
+fn commanded_upstream(config: &Config) -> Option<String> {
+    let route = config.routes.iter().find(|route| &*route.name == config::COMMANDED_ROUTE)?;
+    let named = route.scope.iter().find_map(|part| match part {
+        ScopePart::Constant(upstream) => Some(upstream.clone()),
+        _ => None,
+    });
+    named.filter(|_| !matches!(config.store.backend, Backend::Memory))
 }
 
 async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {

@@ -230,6 +230,9 @@ pub struct Admin {
     pub token: Option<SecretString>,
 }
 
+/// The name of the route that the command line or the environment makes.
+pub const COMMANDED_ROUTE: &str = "default";
+
 /// One route: which requests it takes, where they go and how they are protected.
 #[derive(Clone, Debug)]
 pub struct Route {
@@ -239,6 +242,8 @@ pub struct Route {
     pub host: Option<String>,
     /// The path prefix it takes, by whole segments; begins with `/`. Default `/`.
     pub path: String,
+    /// The preset that its defaults are of, by name. For people: nothing goes by it.
+    pub preset: &'static str,
     /// Whether the matched path is taken off before forwarding. Default false.
     pub strip_prefix: bool,
     /// Where requests go.
@@ -400,6 +405,11 @@ impl Upstream {
             port,
             ..self.clone()
         })
+    }
+
+    /// The URL, as it is written in a file.
+    pub fn shown(&self) -> String {
+        address::print_upstream(self)
     }
 
     /// `host[:port]` as it stands in a `Host` field: without the scheme's default port, IPv6 in brackets.

@@ -29,6 +29,7 @@ use crate::record::{
 };
 
 pub mod codec;
+pub mod marker;
 pub mod preflight;
 pub mod report;
 
@@ -53,13 +54,16 @@ pub struct Opened {
     pub background: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-/// Settings with which a store can never be opened: a certificate file that is not there, say.
+/// Settings with which a store can never be opened: a certificate file that is not there, say; or a folder that cannot be
+/// used as it is.
 ///
 /// A store that cannot be *reached* is not an error here: it is not [ready](Store::ready), and goes on trying.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct OpenError {
     message: String,
+    /// Whether it is the place that is wrong, and not what the settings say of it.
+    unusable: bool,
     #[source]
     source: Option<Box<dyn std::error::Error + Send + Sync>>,
 }
@@ -67,7 +71,17 @@ pub struct OpenError {
 impl OpenError {
     /// An error that says what is wrong and what would be right.
     pub fn new(message: impl Into<String>) -> OpenError {
-        OpenError { message: message.into(), source: None }
+        OpenError { message: message.into(), unusable: false, source: None }
+    }
+
+    /// An error that says why the place itself cannot be used.
+    pub fn unusable(message: impl Into<String>) -> OpenError {
+        OpenError { unusable: true, ..OpenError::new(message) }
+    }
+
+    /// Whether other settings are needed, and not another state of the place.
+    pub fn is_wrong_settings(&self) -> bool {
+        !self.unusable
     }
 
     /// The same error with what caused it.
@@ -81,7 +95,7 @@ impl OpenError {
 pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
     let opened = match &config.backend {
         Backend::Memory => memory::open(metrics),
-        Backend::Disk { dir } => disk::open(dir, config.timeout, metrics),
+        Backend::Disk { dir } => disk::open(dir, config.timeout, metrics)?,
         Backend::Redis(_) => redis::open(config, metrics)?,
         Backend::Postgres(server) => postgres::open(server, &config.prefix, config.timeout, metrics, "store")?,
     };

@@ -44,7 +44,7 @@ pub enum CheckError {
 impl CheckError {
     /// Whether other settings would mend it.
     pub fn is_wrong_settings(&self) -> bool {
-        matches!(self, CheckError::Open(_))
+        matches!(self, CheckError::Open(error) if error.is_wrong_settings())
     }
 }
 

@@ -83,7 +83,7 @@ pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
         Some((scheme, _)) if scheme.bytes().all(|byte| byte.is_ascii_alphanumeric()) => {
             return Err(wrong(format!("the scheme {scheme}:// is not one of an upstream"), example));
         }
-        _ => return Err(wrong("this is not a URL with http:// or https://", example)),
+        _ => return Err(wrong("this is not a URL with http:// or https://", without_scheme(text, example))),
     };
     let (authority, path) = rest.find(['/', '?', '#']).map_or((rest, ""), |end| rest.split_at(end));
     if authority.contains('@') {
@@ -113,6 +113,18 @@ pub(super) fn upstream(text: &str) -> Result<Upstream, Wrong> {
         // What may be reached is filled in by whoever has read it.
         _ if requested => Ok(Upstream { port: port.unwrap_or(0), egress: Some(Arc::default()), ..upstream }),
         _ => Ok(Upstream { host, port: port.unwrap_or(if tls { 443 } else { 80 }), ..upstream }),
+    }
+}
+
+/// What would be right where the scheme is left out: the URL itself, if this is no more than a host and a port.
+fn without_scheme(text: &str, example: &str) -> String {
+    match host_and_port(text) {
+        Ok((host, None)) if !host.contains('.') => example.to_owned(),
+        Ok((_, Some(port))) if port != 443 => {
+            format!("write http://HOST:PORT or https://HOST, such as \"http://{text}\"")
+        }
+        Ok(_) => format!("write http://HOST:PORT or https://HOST, such as \"https://{text}\""),
+        Err(()) => example.to_owned(),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Prints settings as the TOML that would give the same ones, with secrets masked.
 //!
-//! For `onceproxy check` and the admin call `/config`. Every setting is written out, so presets need no mention.
+//! For `onceproxy check` and the admin call `/config`. Every setting is written out; the preset is named for people.
 
 use std::fmt::{Display, Write as _};
 use std::path::Path;
@@ -125,6 +125,7 @@ fn route(page: &mut Page, route: &Route) {
         page.text("host", host);
     }
     page.text("path", &route.path);
+    page.text("preset", route.preset);
     page.value("strip_prefix", route.strip_prefix);
     page.text("upstream", print_upstream(&route.upstream));
     upstream(page, &route.upstream);

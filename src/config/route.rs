@@ -15,11 +15,11 @@ use super::statuses::{Lists, Verdict, entry};
 use super::tree::{Section, string};
 use super::values::{
     at_least, choice, count, duration_or_never, field_name, json_pointer, kept_field, media_type, method, route_host,
-    route_name, route_path, size,
+    route_name, route_path, size, word,
 };
 use super::{
-    BodyMode, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION, OnDuplicate, OnStoreError,
-    OnUnknown, ReplayTo, Route, ScopePart, Upstream, authorize, verify,
+    BodyMode, COMMANDED_ROUTE, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION,
+    OnDuplicate, OnStoreError, OnUnknown, ReplayTo, Route, ScopePart, Upstream, authorize, verify,
 };
 
 /// The words of `fingerprint.body`.
@@ -87,9 +87,10 @@ pub(super) fn read(
     let own_name = name(section, outer);
     let is_named = own_name.is_some();
     let route = Route {
-        name: own_name.unwrap_or_else(|| "default".into()),
+        name: own_name.unwrap_or_else(|| COMMANDED_ROUTE.into()),
         host: host.map(|located| located.value),
         path: path.map_or_else(|| "/".to_owned(), |located| located.value),
+        preset: word(&PRESETS, &preset),
         strip_prefix: section.flag("strip_prefix", false),
         upstream: target(section, outer, egress),
         methods: methods(section, &defaults),

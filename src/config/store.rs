@@ -21,6 +21,11 @@ pub struct StoreConfig {
 }
 
 impl StoreConfig {
+    /// The URL, as it is written in a file, with the password masked.
+    pub fn shown(&self) -> String {
+        super::store_url::print(&self.backend)
+    }
+
     /// The longest that one operation may take, all servers together.
     pub fn longest_operation(&self) -> Duration {
         let second = self.second_line.as_ref().map_or(Duration::ZERO, |second| second.timeout);

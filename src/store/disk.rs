@@ -1,8 +1,9 @@
 //! The disk store: records in a folder of this host, held by one process; the embedded default.
 //!
 //! Changes go through one [`writer`] thread, whose batches share one wait for the medium; what changes nothing (a
-//! replay, a look, a list) is read beside it from the last committed state. A folder that another process holds, or
-//! that cannot be used, is a store that cannot be reached: every operation says so while the background keeps trying.
+//! replay, a look, a list) is read beside it from the last committed state. A folder that another process holds is a
+//! store that cannot be reached: every operation says so while the background keeps trying. One that cannot be used at all
+//! is found when it is opened, and stops the start.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ use super::clock::Clock;
 use super::index::{Position, as_shown};
 use super::report::Report;
 use super::watchers::Watchers;
-use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch};
+use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 use crate::metrics::Metrics;
 use crate::record::{
     self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record,
@@ -50,13 +51,19 @@ pub(super) fn look_at(dir: &Path) -> FolderState {
     folder::look_at(dir)
 }
 
-/// Opens the folder, or begins to try.
-pub(super) fn open(dir: &Path, timeout: Duration, metrics: &Arc<Metrics>) -> Opened {
+/// Opens the folder, or begins to try, if another process holds it.
+///
+/// # Errors
+/// It cannot be used: something else is there, or its file system gives no right or no room to write.
+pub(super) fn open(dir: &Path, timeout: Duration, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
     let tell = Tell { watchers: Watchers::default(), metrics: Arc::clone(metrics) };
     let disk = Disk(Arc::new(Shared { dir: dir.to_owned(), timeout, tell, phase: RwLock::new(Phase::default()) }));
-    disk.0.try_open();
+    match Running::open(dir, &disk.0.tell) {
+        Err(error) if error.kind == StoreErrorKind::Refused => return Err(OpenError::unusable(error.message)),
+        opened => disk.0.enter(opened),
+    }
     let background = keep_up(Arc::downgrade(&disk.0));
-    Opened { store: Arc::new(disk), background: Box::pin(background) }
+    Ok(Opened { store: Arc::new(disk), background: Box::pin(background) })
 }
 
 #[derive(Clone)]
@@ -99,14 +106,8 @@ impl Running {
             let message = format!("{} cannot be opened: it is damaged", path.display());
             Err(StoreError::without_effect(StoreErrorKind::Unreadable, message))
         })?;
-        folder.seal().map_err(|error| {
-            let message = format!("the folder {} cannot be written: {error}", dir.display());
-            StoreError::without_effect(StoreErrorKind::Unreachable, message).because(error)
-        })?;
-        Running::with(tables, folder, tell).map_err(|error| {
-            let message = format!("the records in {} cannot be opened: {error}", dir.display());
-            StoreError::without_effect(StoreErrorKind::Unreadable, message).because(error)
-        })
+        folder.seal().map_err(|error| folder::unusable(dir, error))?;
+        Running::with(tables, folder, tell).map_err(|error| error.on_opening(&path))
     }
 
     fn with(tables: Tables, folder: Folder, tell: &Tell) -> Result<Running, Fault> {
@@ -163,9 +164,14 @@ impl Shared {
         self.phase().map_err(|(kind, message)| StoreError::without_effect(kind, message))
     }
 
-    /// Opens the folder if that is possible now. What prevents it is logged once. Blocks on the medium.
+    /// Opens the folder if that is possible now. Blocks on the medium.
     fn try_open(&self) {
-        let next = match Running::open(&self.dir, &self.tell) {
+        self.enter(Running::open(&self.dir, &self.tell));
+    }
+
+    /// Uses what was opened. What has prevented it is logged once.
+    fn enter(&self, opened: Result<Running, StoreError>) {
+        let next = match opened {
             Ok(running) => {
                 tracing::info!(store = "disk", dir = %self.dir.display(), "the folder of the records is open");
                 Phase::Running(Arc::new(running))
@@ -176,7 +182,11 @@ impl Shared {
         if let (Phase::Closed(_, old), Phase::Closed(_, new)) = (&*phase, &next)
             && old != new
         {
-            tracing::error!(store = "disk", error = new, "the store cannot be opened; trying again and again");
+            tracing::error!(
+                store = "disk",
+                error = new,
+                "the store cannot be opened now; waiting, and trying again and again"
+            );
         }
         *phase = next;
         drop(phase);

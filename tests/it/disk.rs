@@ -233,23 +233,27 @@ async fn a_folder_held_by_another_process_is_out_of_reach_until_that_ends() {
 }
 
 #[tokio::test]
-async fn a_folder_that_cannot_be_made_is_tried_until_it_can() {
+async fn a_folder_that_cannot_be_used_is_not_opened() {
     let parent = tempfile::tempdir().unwrap();
-    let dir = parent.path().join("a").join("b");
-    std::fs::write(parent.path().join("a"), "a file where a folder should be").unwrap();
-    let disk = Disk::open(&dir);
-    let error = disk.store.claim(&fresh_claim()).await.unwrap_err();
-    assert_eq!(error.kind, StoreErrorKind::Unreachable);
-    assert!(error.message.contains("cannot be used"), "{}", error.message);
-    let counted = r#"onceproxy_store_errors_total{operation="claim",kind="unreachable"} 1"#;
-    assert!(disk.metrics.expose().0.contains(counted), "the failure was not counted");
-    std::fs::remove_file(parent.path().join("a")).unwrap();
-    until("the folder is made", async || disk.store.ready().ok()).await;
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt as _;
-        assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
+    std::fs::write(parent.path().join("file"), "a file where a folder should be").unwrap();
+    let lock = parent.path().join("lock-is-a-folder");
+    std::fs::create_dir_all(lock.join("lock")).unwrap();
+    let records = parent.path().join("records-are-a-folder");
+    std::fs::create_dir_all(records.join("records.redb")).unwrap();
+    for dir in [parent.path().join("file"), parent.path().join("file/below"), "/proc/onceproxy".into(), lock, records] {
+        let config = contract::config(Backend::Disk { dir: dir.clone() });
+        let Err(error) = onceproxy::store::open(&config, &Metrics::new()) else { panic!("{dir:?} was opened") };
+        assert!(!error.is_wrong_settings(), "the settings may be right, and the place is not");
+        let said = error.to_string();
+        assert!(said.contains("cannot be used") && said.contains("--store disk:DIR"), "{said}");
+        assert!(said.contains(dir.to_str().unwrap()), "{said}");
     }
+    // Where nothing is in the way it is made, for its owner alone.
+    let dir = parent.path().join("a/b");
+    let disk = Disk::open(&dir);
+    assert_eq!(disk.store.ready(), Ok(()));
+    use std::os::unix::fs::PermissionsExt as _;
+    assert_eq!(std::fs::metadata(&dir).unwrap().permissions().mode() & 0o777, 0o700);
     disk.close().await;
 }
 

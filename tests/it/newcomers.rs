@@ -1,9 +1,18 @@
 //! What people meet first: certificates that they made themselves, and URLs of the wrong kind.
 
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use onceproxy::config::store::{Backend, StoreConfig};
+use serde_json::Value;
 use tokio::io::AsyncWriteExt;
 
+use crate::contract;
+use crate::postgres_server::{ADMIN, DATABASE, PostgresServer, fresh_schema};
+use crate::redis_server::RedisServer;
+use crate::support::proxy::{Ended, signal};
 use crate::support::tls::{Authority, acceptor, write_own_certificate};
-use crate::support::{Request, Store, World};
+use crate::support::{Request, Store, Upstream, World, eventually};
 
 on_each_store! {
     async fn a_certificate_that_openssl_made_is_trusted_as_curl_trusts_it(store) {
@@ -94,4 +103,218 @@ async fn http_2_to_a_port_of_tls_is_told() {
     world.pay("k-1").await.assert_problem(502, "upstream-unreachable");
     let said = world.proxy().logged("upstream not reached").await;
     assert!(said.contains("speaks TLS there") && said.contains("write https://"), "{said}");
+}
+
+/// `serve` as people start it, in a folder of its own.
+struct Served {
+    child: Ended,
+    log: PathBuf,
+}
+
+impl Served {
+    fn start(folder: &Path, arguments: &[&str]) -> Served {
+        let serve = ["serve", "--listen", "127.0.0.1:0", "--admin-listen", "off"];
+        Served::run(Command::new(env!("CARGO_BIN_EXE_onceproxy")).args(serve).args(arguments), folder)
+    }
+
+    fn run(command: &mut Command, folder: &Path) -> Served {
+        let log = folder.join("log");
+        let file = std::fs::File::create(&log).unwrap();
+        let path = [("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")];
+        let child = command.current_dir(folder).env_clear().envs(path).stdin(Stdio::null()).stderr(file).spawn();
+        Served { child: Ended(child.unwrap()), log }
+    }
+
+    fn log(&self) -> String {
+        std::fs::read_to_string(&self.log).unwrap()
+    }
+
+    /// The whole log, once it has this.
+    async fn logged(&self, text: &str) -> String {
+        eventually(&format!("{text} in the log"), async || Some(self.log()).filter(|log| log.contains(text))).await
+    }
+
+    async fn ended(&mut self) -> i32 {
+        let status = eventually("the end", async || self.child.0.try_wait().unwrap()).await;
+        status.code().unwrap_or(-1)
+    }
+
+    async fn stop(mut self) -> String {
+        signal("TERM", self.child.0.id());
+        assert_eq!(self.ended().await, 0);
+        self.log()
+    }
+}
+
+/// What the lines of a module say, without time and level.
+fn said_by<'a>(log: &'a str, module: &str) -> Vec<&'a str> {
+    let of_module = format!(" onceproxy::{module}: ");
+    log.lines().filter_map(|line| line.split_once(&of_module).map(|(_, said)| said)).collect()
+}
+
+#[tokio::test]
+async fn the_first_lines_say_what_to_call_and_how_to_try_it() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let to = format!("http://{}", upstream.address);
+    let served = Served::start(folder.path(), &["--upstream", &to]);
+    let log = served.logged("listener=\"proxy\"").await;
+    assert!(log.lines().take(3).skip(1).all(|line| line.contains("onceproxy::app::introduction: ")), "{log}");
+    let [calls, try_it] = said_by(&log, "app::introduction")[..] else { panic!("{log}") };
+    let url = calls.split(' ').next().unwrap();
+    assert_eq!(calls, format!("{url} goes to {to} (route default, preset api); records in disk:./onceproxy-data"));
+    let curl = try_it.strip_prefix("to see it work, run this twice: ").unwrap();
+    // The README shows the same.
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/README.md")).unwrap();
+    for said in [calls, try_it] {
+        let usual = said.replace(url, "http://127.0.0.1:8080").replace(&to, "http://127.0.0.1:3000");
+        assert!(readme.lines().any(|line| line == usual), "README.md does not show: {usual}");
+    }
+    // And it does what it says.
+    served.logged("the store was tried, and works").await;
+    for (times, expected) in [(1, "fwd=miss; stored"), (2, "idempotent-replayed: true")] {
+        let tried = tokio::process::Command::new("sh").args(["-c", &format!("{curl} --no-progress-meter")]).output();
+        let tried = tried.await.unwrap();
+        let answer = String::from_utf8_lossy(&tried.stdout).into_owned();
+        assert!(answer.starts_with("HTTP/1.1 201") && answer.contains(expected), "{times}: {answer}");
+    }
+    assert_eq!(upstream.executions(), 1);
+    let before = said_by(&served.log(), "app::introduction").len();
+    signal("HUP", served.child.0.id());
+    served.logged("reload").await;
+    let log = served.stop().await;
+    assert_eq!(said_by(&log, "app::introduction").len(), before, "a reload introduces nothing: {log}");
+}
+
+#[tokio::test]
+async fn machines_get_the_first_lines_as_fields() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("onceproxy.toml");
+    let route = |name: &str, path: &str| {
+        format!(
+            "[[route]]\nname = \"{name}\"\npath = \"{path}\"\nupstream = \"http://127.0.0.1:1\"\npreset = \"payment\"\n"
+        )
+    };
+    let routes = [route("first", "/a/"), route("second", "/b/"), route("third", "/c/")].concat();
+    std::fs::write(&file, format!("[log]\nformat = \"json\"\n[store]\nurl = \"memory:\"\n{routes}")).unwrap();
+    let served = Served::start(folder.path(), &["--config", file.to_str().unwrap()]);
+    let log = served.logged("\"listener\":\"proxy\"").await;
+    let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+    let serving: Vec<_> = lines.filter(|line| line["message"] == "serving").collect();
+    let [first, second] = &serving[..] else { panic!("{log}") };
+    for (line, route) in [(first, "first"), (second, "second")] {
+        let said = ["route", "upstream", "preset", "store"].map(|name| line[name].as_str().unwrap());
+        assert_eq!(said, [route, "http://127.0.0.1:1", "payment", "memory:"], "{line}");
+        assert!(line["url"].as_str().unwrap().starts_with("http://127.0.0.1:"), "{line}");
+        assert!(line["curl"].as_str().unwrap().contains("/a/ -H 'Idempotency-Key: try-1'"), "{line}");
+    }
+}
+
+/// Paths that not even root can use.
+#[tokio::test]
+async fn a_store_folder_that_cannot_be_used_stops_the_start() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("file"), "").unwrap();
+    for (store, why) in [
+        ("disk:file", "a file stands in its way"),
+        ("disk:file/below", "a file stands in its way"),
+        ("disk:/proc/onceproxy", "cannot be used"),
+    ] {
+        let mut served = Served::start(folder.path(), &["--upstream", "http://127.0.0.1:1", "--store", store]);
+        let (code, log) = (served.ended().await, served.log());
+        assert_eq!(code, 1, "{store}: {log}");
+        let last = log.lines().last().unwrap();
+        assert!(last.starts_with("error: cannot open the store: the folder ") && last.contains(why), "{log}");
+        assert!(last.contains("--store disk:DIR"), "{log}");
+        assert!(!log.contains("listener="), "nobody is to connect: {log}");
+    }
+}
+
+/// File systems that are read-only, or full; where this process may mount some.
+#[tokio::test]
+async fn a_file_system_that_cannot_be_written_stops_the_start() {
+    let allowed = Command::new("unshare").args(["--mount", "true"]).output();
+    if !allowed.is_ok_and(|output| output.status.success()) {
+        return eprintln!("skipped: this user may not mount");
+    }
+    for (options, why) in [("ro", "mounted read-only"), ("size=4k", "make room"), ("size=16k", "make room")] {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("mount")).unwrap();
+        let serve = format!(
+            "mount -t tmpfs -o {options} none mount && exec {} serve --listen 127.0.0.1:0 --admin-listen off --upstream \
+             http://127.0.0.1:1 --store disk:mount/records",
+            env!("CARGO_BIN_EXE_onceproxy")
+        );
+        let mut served = Served::run(Command::new("unshare").args(["--mount", "sh", "-c", &serve]), folder.path());
+        let (code, log) = (served.ended().await, served.log());
+        assert_eq!(code, 1, "{options}: {log}");
+        assert!(log.lines().last().unwrap().contains(why), "{options}: {log}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_folder_that_is_held_is_waited_for() {
+    let folder = tempfile::tempdir().unwrap();
+    let start = || Served::start(folder.path(), &["--upstream", "http://127.0.0.1:1"]);
+    let first = start();
+    first.logged("the store was tried, and works").await;
+    let other = tempfile::tempdir().unwrap();
+    let store = format!("disk:{}", folder.path().join("onceproxy-data").display());
+    let second = Served::start(other.path(), &["--upstream", "http://127.0.0.1:1", "--store", &store]);
+    let log = second.logged("is held by process").await;
+    assert!(log.contains("waiting, and trying again"), "{log}");
+    second.logged("listener=\"proxy\"").await;
+    first.stop().await;
+    second.logged("the store was tried, and works").await;
+    second.stop().await;
+}
+
+/// What is said where the records were made with another `--upstream`.
+const OTHER: &str = "with another --upstream";
+
+#[tokio::test]
+async fn records_of_another_upstream_are_told_of_at_start() {
+    let redis = RedisServer::start(&[]);
+    let schema = fresh_schema();
+    let postgres = PostgresServer::shared();
+    let url = format!("postgres://{ADMIN}@{}/{DATABASE}", postgres.address());
+    let tables = Backend::Postgres(onceproxy::config::store::Postgres::clone(&postgres_of(&url)));
+    let prepared = StoreConfig { prefix: schema.clone(), ..contract::config(tables) };
+    onceproxy::store::init(&prepared).await.unwrap();
+    for store in [
+        "url = \"disk:records\"".to_owned(),
+        format!("url = \"redis://127.0.0.1:{}\"", redis.port()),
+        format!("url = \"{url}\"\nprefix = \"{schema}\""),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("onceproxy.toml");
+        std::fs::write(&file, format!("[store]\n{store}\n")).unwrap();
+        let said = async |upstream: &str, told: bool| {
+            let served = Served::start(folder.path(), &["--config", file.to_str().unwrap(), "--upstream", upstream]);
+            served.logged("the store was tried, and works").await;
+            if told {
+                served.logged(OTHER).await;
+            }
+            // The note is made at start; where nothing is told, a stop must not come before it.
+            tokio::time::sleep(std::time::Duration::from_millis(500)).await;
+            served.stop().await
+        };
+        let (one, two) = ("http://one.invalid:3000", "http://two.invalid:3000");
+        for (upstream, told) in [(one, false), (one, false), (two, true), (two, false), (one, true)] {
+            let log = said(upstream, told).await;
+            assert_eq!(log.contains(OTHER), told, "{store}: {upstream}: {log}");
+            let authority = |upstream: &str| upstream.replace("http://", "");
+            if told {
+                let earlier = if upstream == one { two } else { one };
+                assert!(log.contains(&format!("earlier=\"{}\"", authority(earlier))), "{log}");
+            }
+        }
+    }
+}
+
+/// The settings of this server.
+fn postgres_of(url: &str) -> onceproxy::config::store::Postgres {
+    let text = format!("[store]\nurl = \"{url}\"\n[[route]]\nname = \"r\"\nupstream = \"http://u\"\n");
+    let loaded = onceproxy::config::load(&onceproxy::config::Sources::text(text)).unwrap();
+    let Backend::Postgres(postgres) = loaded.config.store.backend else { unreachable!() };
+    postgres
 }

@@ -14,6 +14,7 @@ fn route(key: Vec<KeySource>) -> Route {
         name: "payments".into(),
         host: None,
         path: "/".to_owned(),
+        preset: "api",
         strip_prefix: false,
         upstream: config::Upstream {
             tls: false,

@@ -205,7 +205,27 @@ fn held(dir: &Path, lock: &mut File) -> StoreError {
     StoreError::without_effect(StoreErrorKind::Unreachable, message)
 }
 
-fn unusable(dir: &Path, error: io::Error) -> StoreError {
-    let message = format!("the folder {} cannot be used: {error}", dir.display());
-    StoreError::without_effect(StoreErrorKind::Unreachable, message).because(error)
+/// Why a folder is no place for records, and what would be right.
+pub(super) fn unusable(dir: &Path, error: io::Error) -> StoreError {
+    let message = format!("the folder {} cannot be used: {error}{}", dir.display(), remedy(&error));
+    StoreError::without_effect(StoreErrorKind::Refused, message).because(error)
+}
+
+/// What would be right, where the system's words alone do not say so.
+pub(super) fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
+        io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+            "; a file stands in its way: move it, or name another folder by --store disk:DIR (store.url)"
+        }
+        io::ErrorKind::PermissionDenied => {
+            "; give its user the right to write there, or name another folder by --store disk:DIR (store.url)"
+        }
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "; the file system is mounted read-only: name a folder on another by --store disk:DIR (store.url)"
+        }
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+            "; make room, or name a folder on another file system by --store disk:DIR (store.url)"
+        }
+        _ => "; name another folder by --store disk:DIR (store.url)",
+    }
 }

@@ -27,6 +27,7 @@ use redb::{
 
 use super::super::index::{Marks, Position, as_shown, has_lapsed, matches, unchanged};
 use super::super::{OpenState, Page, Query, StoreError, StoreErrorKind, codec};
+use super::folder;
 use crate::record::{Record, RecordId, Slot, TOMBSTONE_TTL, Timestamp, Token, orphan};
 
 const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
@@ -56,6 +57,18 @@ impl<E: Into<redb::Error>> From<E> for Fault {
 
 /// A result, or why the record cannot be read: that record's trouble alone.
 pub(super) type Found<T> = Result<T, codec::Unreadable>;
+
+impl Fault {
+    /// What it says of records that were to be opened: that there is no room or right to write, or that they are damaged.
+    pub(super) fn on_opening(self, path: &Path) -> StoreError {
+        let (kind, remedy) = match &*self.0 {
+            redb::Error::Io(error) => (StoreErrorKind::Refused, folder::remedy(error)),
+            _ => (StoreErrorKind::Unreadable, ""),
+        };
+        let message = format!("the records in {} cannot be opened: {}{remedy}", path.display(), self.0);
+        StoreError::without_effect(kind, message).because(self)
+    }
+}
 
 /// A record that a batch changed.
 #[derive(Debug)]
@@ -99,10 +112,7 @@ impl Tables {
             .map_err(|error| cannot_open(path, DatabaseError::Storage(StorageError::Io(error))))?;
         let database = FileBackend::new(file).and_then(|backend| builder().create_with_backend(backend));
         let database = database.map_err(|error| cannot_open(path, error))?;
-        Tables::ready(database).map_err(|fault| {
-            let message = format!("the records in {} cannot be opened", path.display());
-            StoreError::without_effect(StoreErrorKind::Unreadable, message).because(fault)
-        })
+        Tables::ready(database).map_err(|fault| fault.on_opening(path))
     }
 
     /// Opens a database that is kept in something else than a file.
@@ -170,7 +180,8 @@ fn builder() -> Builder {
 fn cannot_open(path: &Path, error: DatabaseError) -> StoreError {
     let kind = match &error {
         DatabaseError::Storage(StorageError::Io(error)) if error.kind() != std::io::ErrorKind::InvalidData => {
-            StoreErrorKind::Unreachable
+            let message = format!("{} cannot be used: {error}{}", path.display(), folder::remedy(error));
+            return StoreError::without_effect(StoreErrorKind::Refused, message);
         }
         DatabaseError::DatabaseAlreadyOpen => StoreErrorKind::Unreachable,
         _ => StoreErrorKind::Unreadable,
