@@ -6,7 +6,7 @@ IMAGE ?= onceproxy:0.1.0
 # Most tests wait for clocks and for other processes, so that there may be more of them than processors.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 
-.PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench bench-limit fuzz check fmt clippy doc deps schema image static optimized dist clean
+.PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench bench-limit fuzz check fmt clippy doc deps schema duplicates image static optimized dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -88,6 +88,9 @@ optimized: ## The release binary, built by a profile of its own work, and faster
 
 schema: ## Writes config.schema.json anew, after a change of the settings.
 	$(CARGO) test --locked --quiet --lib -- --ignored write_the_schema_for_editors
+
+duplicates: ## Writes the table of duplicates in docs/configuration.md anew, after a change of what counts as the same.
+	$(CARGO) test --locked --quiet --test it -- --ignored write_the_table_of_the_documentation
 
 dist: ## The release archive: static binary (or BINARY=), manual pages, completions, schema, documents; prints its path.
 	./scripts/dist $(BINARY)

@@ -104,6 +104,14 @@ impl SendError {
     }
 }
 
+/// A connection that ended without a byte of an answer, in a place where no TLS was spoken.
+///
+/// A crash looks like this; so does a TLS stack that closes without an alert when the first bytes are those of HTTP, as
+/// OpenSSL's does. Nobody can tell the two apart, so it stays a doubt, and the log says what may be wrong.
+#[derive(Debug, thiserror::Error)]
+#[error("it closed the connection without a byte; if it speaks TLS there, write https:// in its URL")]
+struct Silent(#[source] hyper::Error);
+
 /// A response whose end two readers could see in two places (RFC 9112 section 6.3).
 #[derive(Debug, thiserror::Error)]
 #[error("the response's framing is ambiguous: {0}")]
@@ -192,6 +200,7 @@ async fn failure(
     match written == before {
         true => SendError::NotSent { request: None, body: None, source: source.into() },
         false if link.meter.saw_tls_alert() => SendError::SpeaksTls { host: shared.dialer.host(), source },
+        false if link.meter.heard_nothing() => SendError::MayHaveRun { source: Silent(source).into() },
         false => SendError::MayHaveRun { source: source.into() },
     }
 }

@@ -19,6 +19,8 @@ use tokio_rustls::client::TlsStream;
 pub(super) struct Meter {
     written: AtomicU64,
     look: AtomicBool,
+    /// Whether no TLS is spoken.
+    plain: AtomicBool,
     /// Whether something has been read without TLS.
     read: AtomicBool,
     /// Whether the first that was read without TLS was an alert of TLS.
@@ -40,6 +42,11 @@ impl Meter {
     /// nothing on before a handshake, so that no server of HTTP has read them.
     pub(super) fn saw_tls_alert(&self) -> bool {
         self.alert.load(Ordering::Relaxed)
+    }
+
+    /// Whether no TLS is spoken and not one byte was read.
+    pub(super) fn heard_nothing(&self) -> bool {
+        self.plain.load(Ordering::Relaxed) && !self.read.load(Ordering::Relaxed)
     }
 
     /// Looks at what was read without TLS, the first time.
@@ -178,6 +185,7 @@ enum Stream {
 impl Wire {
     pub(super) fn plain(socket: Socket) -> Wire {
         let meter = socket.meter.clone();
+        meter.plain.store(true, Ordering::Relaxed);
         Wire { stream: Stream::Plain(socket), meter }
     }
 

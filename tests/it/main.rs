@@ -29,6 +29,7 @@ mod browsers;
 mod callers;
 mod claiming;
 mod crash;
+mod duplicates;
 mod keys;
 mod sameness;
 

@@ -12,7 +12,7 @@ use crate::postgres_server::{ADMIN, DATABASE, PostgresServer, fresh_schema};
 use crate::redis_server::RedisServer;
 use crate::support::proxy::{Ended, signal};
 use crate::support::tls::{Authority, acceptor, write_own_certificate};
-use crate::support::{Request, Store, Upstream, World, eventually};
+use crate::support::{Request, Script, Store, Upstream, World, eventually};
 
 on_each_store! {
     async fn a_certificate_that_openssl_made_is_trusted_as_curl_trusts_it(store) {
@@ -82,6 +82,26 @@ async fn https_to_a_port_without_tls_is_told() {
     let said = world.proxy().logged("upstream not reached").await;
     assert!(said.contains("write http://"), "{said}");
     served.abort();
+}
+
+/// OpenSSL sends no alert where the bytes are plainly HTTP; nor does a server that crashes. Only the log can help.
+#[tokio::test]
+async fn an_upstream_that_closes_without_a_byte_is_told_with_what_may_be_wrong() {
+    let world = World::build(Store::Memory).top("threads = 1").start().await;
+    world.upstream.next(Script::close());
+    world.pay("k-1").await.assert_problem(502, "outcome-unknown");
+    let said = world.proxy().logged("upstream broke off").await;
+    assert!(said.contains("without a byte") && said.contains("write https://"), "{said}");
+    // One that has answered before speaks no TLS.
+    world.pay("k-2").await.assert_executed(201);
+    world.upstream.next(Script::close());
+    world.pay("k-3").await.assert_problem(502, "outcome-unknown");
+    let broke = async || {
+        let log = world.proxy().log();
+        let found: Vec<_> = log.into_iter().filter(|line| line.contains("upstream broke off")).collect();
+        (found.len() == 2).then_some(found)
+    };
+    assert!(!eventually("the second line", broke).await[1].contains("https://"));
 }
 
 /// It waits for the end of a request that never comes.

@@ -38,6 +38,18 @@ impl Request {
         Request::new("POST", "/pay").json(r#"{"amount":10}"#)
     }
 
+    /// The same by another method.
+    pub(crate) fn method(mut self, method: &str) -> Request {
+        self.method = method.into();
+        self
+    }
+
+    /// The same without this field.
+    pub(crate) fn without(mut self, name: &str) -> Request {
+        self.fields.retain(|(known, _)| !known.eq_ignore_ascii_case(name));
+        self
+    }
+
     /// The same to another target.
     pub(crate) fn target(mut self, target: &str) -> Request {
         self.target = target.into();
