@@ -22,6 +22,7 @@ pub mod verify;
 mod address;
 mod authorize;
 mod changes;
+mod commanded;
 mod effective;
 mod egress;
 mod load;

@@ -11,9 +11,10 @@ const EXAMPLES: &str = "\
 Examples:
   onceproxy serve --config onceproxy.toml
   onceproxy serve --upstream http://127.0.0.1:3000
+  onceproxy serve --upstream http://127.0.0.1:3000 --preset payment --key-header X-Payment-Id --log-requests
   onceproxy serve --listen 127.0.0.1:0 --upstream https://api.example.com --store redis://127.0.0.1:6379
 
-Without a file there is one route, `default`, to --upstream. SIGTERM or SIGINT stops it: running requests end first.
+Without a file there is one route, `default`, to --upstream; --preset and --key-header are about it. SIGTERM or SIGINT stops it: running requests end first.
 SIGHUP, or a file that holds something else, reloads the settings.
 Exit codes: 0 stopped as told, 2 wrong usage or settings, 1 the rest, such as a port in use.";
 

@@ -33,6 +33,15 @@ pub(super) struct SettingsArgs {
     /// The operator's listener, or off. [default: 127.0.0.1:9090]
     #[arg(long, value_name = "ADDRESS:PORT")]
     admin_listen: Option<String>,
+    /// What the route to --upstream is for: api, payment or webhook. [default: api]
+    #[arg(long, value_name = "PRESET")]
+    preset: Option<String>,
+    /// The header that holds the key on the route to --upstream. [default: those of the preset]
+    #[arg(long, value_name = "NAME")]
+    key_header: Option<String>,
+    /// Log one line a request, as log.requests does.
+    #[arg(long)]
+    log_requests: bool,
 }
 
 impl SettingsArgs {
@@ -43,6 +52,9 @@ impl SettingsArgs {
             upstream: self.upstream.clone(),
             store: self.store.clone(),
             admin_listen: self.admin_listen.clone(),
+            preset: self.preset.clone(),
+            key_header: self.key_header.clone(),
+            log_requests: self.log_requests,
         };
         Sources::real(self.config.clone(), flags)
     }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 
 use toml::de::DeTable;
 
+use super::commanded::{self, Commanded};
 use super::mistakes::{Located, Mistake, Mistakes, Origin, Report, Warning, nearest, wrong};
 use super::route::{self, Made};
 use super::sections::{self, Outer, Top};
@@ -28,6 +29,12 @@ pub struct Flags {
     pub store: Option<String>,
     /// `--admin-listen`.
     pub admin_listen: Option<String>,
+    /// `--preset`.
+    pub preset: Option<String>,
+    /// `--key-header`.
+    pub key_header: Option<String>,
+    /// `--log-requests`.
+    pub log_requests: bool,
 }
 
 const VARIABLES: [&str; 7] = [
@@ -169,8 +176,8 @@ pub struct Loaded {
 /// Puts the layers together and checks everything.
 ///
 /// `--upstream` and `ONCEPROXY_UPSTREAM` make the one route `default`, where there is no file or the file has no routes.
-/// Together with routes of a file they are a mistake, since it is not clear which of them they are meant for. Paths are
-/// taken from the folder in which the process was started.
+/// `--preset` and `--key-header` are about that route. Together with routes of a file all of them are a mistake, since it is
+/// not clear which route they are meant for. Paths are taken from the folder in which the process was started.
 ///
 /// # Errors
 ///
@@ -305,7 +312,7 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
         sections::top(root, &layers.outer("ONCEPROXY_LISTEN", "--listen", flags.listen.as_ref()));
     let tls = sections::tls(root, &listen);
     let limits = sections::limits(root);
-    let log = sections::log(root, &layers.outer("ONCEPROXY_LOG", "--log", None));
+    let log = sections::log(root, &layers.outer("ONCEPROXY_LOG", "--log", None), flags.log_requests);
     let trace = sections::trace(root);
     let (admin, admin_at) = sections::admin(
         root,
@@ -320,6 +327,7 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
     let routes = routes(
         root,
         &upstream,
+        flags,
         from,
         &Around {
             listen: &listen,
@@ -355,23 +363,25 @@ struct Around<'a> {
     environment: &'a Environment,
 }
 
-fn routes(root: &mut Section<'_>, outer: &Outer<'_>, from: &RoutesFrom, around: &Around<'_>) -> Vec<Arc<Route>> {
+fn routes(
+    root: &mut Section<'_>,
+    outer: &Outer<'_>,
+    flags: &Flags,
+    from: &RoutesFrom,
+    around: &Around<'_>,
+) -> Vec<Arc<Route>> {
     let report = root.report;
-    let upstream = outer.over(report, "upstream", None, address::upstream).map(|located| located.value);
     let written = root.sections("route");
-    if let (false, Some(at)) = (written.is_empty(), outer.given()) {
-        let right = "take it away, or take the routes out of the file";
-        report.mistake(at, "upstream", wrong("the file has routes of its own, and none would go there", right));
-    }
+    let commanded = commanded::read(report, outer, flags, !written.is_empty());
     if !written.is_empty() {
         let made = written.into_iter().map(|section| one_route(section, None, around)).collect();
         return unique(report, made);
     }
-    match (upstream, from) {
-        (Some(upstream), _) => {
+    match (commanded, from) {
+        (Some(commanded), _) => {
             let mut section = root.absent("route.default", "route");
             section.head = outer.given().unwrap_or(Origin::BuiltIn);
-            return vec![Arc::new(one_route(section, Some(&upstream), around).route)];
+            return vec![Arc::new(one_route(section, Some(&commanded), around).route)];
         }
         _ if outer.given().is_some() || root.has("route") => {}
         (None, RoutesFrom::Nowhere) => {}
@@ -395,7 +405,7 @@ struct Placed {
     matched: Option<(Origin, String)>,
 }
 
-fn one_route(mut section: Section<'_>, outer: Option<&Upstream>, around: &Around<'_>) -> Placed {
+fn one_route(mut section: Section<'_>, outer: Option<&Commanded>, around: &Around<'_>) -> Placed {
     let made = route::read(&mut section, outer, around.egress, around.environment);
     risks::of_route(&section, &made, around.store, around.limits);
     let Made { route, is_named, is_matchable, .. } = made;

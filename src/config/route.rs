@@ -6,6 +6,7 @@ use std::time::Duration;
 use http::Method;
 
 use super::address::{http_proxy, print_upstream, server_name, upstream};
+use super::commanded::Commanded;
 use super::mistakes::{Located, wrong};
 use super::origins::origin;
 use super::presets::{Defaults, PRESETS, Preset, SENDERS, Sender};
@@ -71,14 +72,15 @@ pub(super) struct Made {
     pub(super) is_matchable: bool,
 }
 
-/// Reads a route. `outer` is an upstream from outside the file, for the one route that needs no file.
+/// Reads a route. `outer` is what is said outside the file, for the one route that needs no file.
 pub(super) fn read(
     section: &mut Section<'_>,
-    outer: Option<&Upstream>,
+    outer: Option<&Commanded>,
     egress: &Arc<Egress>,
     environment: &Environment,
 ) -> Made {
-    let preset = section.text("preset", choice(&PRESETS)).map_or(Preset::Api, |located| located.value);
+    let preset = section.text("preset", choice(&PRESETS)).map(|located| located.value);
+    let preset = preset.or(outer.and_then(|outer| outer.preset)).unwrap_or(Preset::Api);
     let sender = section.text("key_preset", choice(&SENDERS)).map(|located| located.value);
     let defaults = preset.defaults();
     let lists = statuses(section, &defaults);
@@ -94,7 +96,7 @@ pub(super) fn read(
         strip_prefix: section.flag("strip_prefix", false),
         upstream: target(section, outer, egress),
         methods: methods(section, &defaults),
-        key: key(section, &defaults, sender),
+        key: key(section, &defaults, sender, outer),
         key_required: section.flag("key_required", defaults.key_required),
         max_key_length: section.read("max_key_length", count(1, 8192)).map_or(255, |located| located.value),
         scope: scope(section, &defaults, sender, outer),
@@ -142,7 +144,7 @@ impl Section<'_> {
     }
 }
 
-fn name(section: &mut Section<'_>, outer: Option<&Upstream>) -> Option<Arc<str>> {
+fn name(section: &mut Section<'_>, outer: Option<&Commanded>) -> Option<Arc<str>> {
     let given = section.text("name", route_name);
     if given.is_none() && !section.has("name") && outer.is_none() {
         section.mistake(
@@ -156,8 +158,11 @@ fn name(section: &mut Section<'_>, outer: Option<&Upstream>) -> Option<Arc<str>>
 /// Settings of a route that mean nothing without TLS.
 const TLS_ONLY: [&str; 4] = ["ca_file", "client_cert_file", "client_key_file", "server_name"];
 
-fn target(section: &mut Section<'_>, outer: Option<&Upstream>, egress: &Arc<Egress>) -> Upstream {
-    let given = section.text("upstream", upstream).map(|located| located.value).or_else(|| outer.cloned());
+fn target(section: &mut Section<'_>, outer: Option<&Commanded>, egress: &Arc<Egress>) -> Upstream {
+    let given = section
+        .text("upstream", upstream)
+        .map(|located| located.value)
+        .or_else(|| outer.map(|outer| outer.upstream.clone()));
     if given.is_none() && !section.has("upstream") {
         section.mistake("upstream", wrong("the route has no upstream", "add upstream = \"http://HOST:PORT\""));
     }
@@ -195,13 +200,21 @@ fn methods(section: &mut Section<'_>, defaults: &Defaults) -> Vec<Method> {
     section.texts("methods", method).unwrap_or_else(|| defaults.methods.clone())
 }
 
-fn key(section: &mut Section<'_>, defaults: &Defaults, sender: Option<Sender>) -> Vec<KeySource> {
+fn key(
+    section: &mut Section<'_>,
+    defaults: &Defaults,
+    sender: Option<Sender>,
+    outer: Option<&Commanded>,
+) -> Vec<KeySource> {
     let given = section.list("key", key_source);
     if section.has("key") && section.has("key_preset") {
         let what = wrong("`key` and `key_preset` both say where the key is", "keep one of them");
         section.mistake("key_preset", what);
     }
-    let Some(given) = given else { return sender.map_or_else(|| defaults.key.clone(), Sender::key) };
+    let Some(given) = given else {
+        let commanded = outer.and_then(|outer| outer.key.clone()).map(|source| vec![source]);
+        return commanded.or(sender.map(Sender::key)).unwrap_or_else(|| defaults.key.clone());
+    };
     if section.is_empty_list("key") {
         let right = "name a source such as \"header:Idempotency-Key\"; a route that protects nothing has methods = []";
         section.mistake("key", wrong("no source is named, so no request would have a key", right));
@@ -218,13 +231,13 @@ fn scope(
     section: &mut Section<'_>,
     defaults: &Defaults,
     sender: Option<Sender>,
-    outer: Option<&Upstream>,
+    outer: Option<&Commanded>,
 ) -> Vec<ScopePart> {
     section.texts("scope", scope_part).unwrap_or_else(|| {
         let mut scope = defaults.scope.clone();
         scope.extend(sender.map(Sender::scope).unwrap_or_default());
         // Two proxies started by hand in front of two upstreams may share a store: their keys are not the same.
-        scope.extend(outer.map(|upstream| ScopePart::Constant(identity(upstream))));
+        scope.extend(outer.map(|outer| ScopePart::Constant(identity(&outer.upstream))));
         scope
     })
 }

@@ -36,7 +36,12 @@ pub(super) struct Outer<'a> {
     pub(super) flag: (&'static str, Option<&'a str>),
 }
 
-impl Outer<'_> {
+impl<'a> Outer<'a> {
+    /// What a flag says alone, for a setting that has no variable.
+    pub(super) fn flag(name: &'static str, given: Option<&'a String>) -> Outer<'a> {
+        Outer { variable: ("", None), flag: (name, given.map(String::as_str)) }
+    }
+
     /// The value of the outermost layer that has one. Every layer is parsed, so that each one's mistakes are reported.
     pub(super) fn over<T>(
         &self,
@@ -170,14 +175,14 @@ pub(super) fn limits(root: &mut Section<'_>) -> Limits {
     limits
 }
 
-/// Reads `[log]`.
-pub(super) fn log(root: &mut Section<'_>, outer: &Outer<'_>) -> Log {
+/// Reads `[log]`. With `requests` a flag asks for the lines of requests.
+pub(super) fn log(root: &mut Section<'_>, outer: &Outer<'_>, requests: bool) -> Log {
     let mut section = root.section("log");
     let given = section.text("level", choice(&LEVELS));
     let log = Log {
         level: or(outer.over(root.report, "log.level", given, choice(&LEVELS)), LogLevel::Info).value,
         format: section.text("format", choice(&FORMATS)).map_or(LogFormat::Text, |located| located.value),
-        requests: section.flag("requests", false),
+        requests: section.flag("requests", false) || requests,
     };
     section.finish();
     log

@@ -206,6 +206,27 @@ async fn the_first_lines_say_what_to_call_and_how_to_try_it() {
 }
 
 #[tokio::test]
+async fn flags_say_what_the_upstream_is_for_and_where_its_callers_put_the_key() {
+    let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
+    let to = format!("http://{}", upstream.address);
+    let flags = ["--preset", "payment", "--key-header", "X-Payment-Id", "--log-requests"];
+    let served = Served::start(folder.path(), &[&["--upstream", &to], &flags[..]].concat());
+    let log = served.logged("the store was tried, and works").await;
+    let [calls, try_it] = said_by(&log, "app::introduction")[..] else { panic!("{log}") };
+    assert!(calls.ends_with("(route default, preset payment); records in disk:./onceproxy-data"), "{calls}");
+    assert!(try_it.contains("-H 'X-Payment-Id: try-1'"), "{try_it}");
+    let address = calls.strip_prefix("http://").unwrap().split(' ').next().unwrap().parse().unwrap();
+    let pay = |header: &str| Request::pay().field(header, "p-1");
+    pay("X-Payment-Id").send(address).await.assert_executed(201);
+    pay("X-Payment-Id").send(address).await.assert_replay(201);
+    // The preset's own header is none any more, and a payment needs a key.
+    pay("Idempotency-Key").send(address).await.assert_problem(400, "key-missing");
+    assert_eq!(upstream.executions(), 1);
+    served.logged("result=\"replay").await;
+    served.stop().await;
+}
+
+#[tokio::test]
 async fn machines_get_the_first_lines_as_fields() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("onceproxy.toml");

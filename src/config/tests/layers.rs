@@ -66,12 +66,63 @@ fn flags_win_over_the_environment_and_that_over_the_file() {
         listen: Some("127.0.0.1:3".into()),
         store: Some("disk:elsewhere".into()),
         admin_listen: Some("off".into()),
-        upstream: None,
+        log_requests: true,
+        ..Flags::default()
     };
     let config = load(&sources).unwrap().config;
     assert_eq!(port(&config), 3);
     assert!(matches!(config.store.backend, Backend::Disk { dir } if dir == Path::new("elsewhere")));
     assert_eq!(config.admin.listen, None);
+    assert!(config.log.requests);
+}
+
+#[test]
+fn flags_say_what_the_route_without_a_file_is_for_and_where_its_key_is() {
+    let mut sources = with_upstream();
+    sources.flags.preset = Some("webhook".into());
+    sources.flags.key_header = Some("X-Event".into());
+    let config = load(&sources).unwrap().config;
+    let route = &config.routes[0];
+    assert_eq!((&*route.name, route.preset, route.on_unknown), ("default", "webhook", OnUnknown::Resend));
+    assert_eq!(route.key, [KeySource::Header(HeaderName::from_static("x-event"))]);
+    let upstream = ScopePart::Constant("127.0.0.1:3000".into());
+    assert_eq!(route.scope, [ScopePart::Host, ScopePart::Path, upstream]);
+    assert!(!config.log.requests);
+    let again = super::loaded(&effective(&config)).config;
+    assert_eq!(format!("{again:?}"), format!("{config:?}"));
+    sources.text = Some("[log]\nrequests = false\n".into());
+    sources.flags.log_requests = true;
+    let config = load(&sources).unwrap().config;
+    assert_eq!((config.routes[0].preset, config.log.requests), ("webhook", true));
+}
+
+#[test]
+fn wrong_flags_of_the_route_without_a_file_are_named() {
+    let mut sources = with_upstream();
+    sources.flags.preset = Some("paymnt".into());
+    sources.flags.key_header = Some("a b".into());
+    let expected = [
+        "--key-header: key: \"a b\" is not a field name; write a name such as \"X-Account-Id\"",
+        "--preset: preset: \"paymnt\" is not a choice; did you mean \"payment\"?",
+    ];
+    assert_eq!(messages(&sources), expected);
+}
+
+#[test]
+fn flags_of_the_route_without_a_file_contradict_routes_of_a_file() {
+    let mut sources = Sources::text(route_with(""));
+    sources.flags.preset = Some("payment".into());
+    sources.flags.key_header = Some("X-Event".into());
+    let said = "the file has routes of its own, and it is not clear which of them is meant; take it away, and write";
+    let expected = [
+        format!("--key-header: key: {said} key = [\"header:X-Event\"] in the route"),
+        format!("--preset: preset: {said} preset = \"payment\" in the route"),
+    ];
+    assert_eq!(messages(&sources), expected);
+    // Without a route to --upstream there is nothing that they are about.
+    sources.text = None;
+    let said = messages(&sources);
+    assert!(said.len() == 1 && said[0].contains("--upstream http://HOST:PORT"), "{said:?}");
 }
 
 #[test]
