@@ -98,7 +98,7 @@ fn fingerprint(criterion: &mut Criterion) {
             let body = make(length);
             group.throughput(Throughput::Bytes(body.len() as u64));
             group.bench_with_input(BenchmarkId::new(mode, length), &body, |bench, body| {
-                bench.iter(|| policy.print(&head, BodyAsRead::Whole(black_box(body)), false).unwrap());
+                bench.iter(|| policy.print(&head, BodyAsRead::Whole(black_box(body), Some(body)), false).unwrap());
             });
         }
     }

@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use http::header::EXPECT;
+use http::header::{CONTENT_ENCODING, EXPECT};
 use http::{Method, Request, Response, request};
 use hyper::body::Incoming;
 use tokio::time::Instant;
@@ -49,6 +49,7 @@ pub mod notes;
 pub mod outage;
 mod shared;
 
+use self::body::inside::{self, Decoded};
 use self::body::{Body, Patience};
 use self::budget::Counted;
 use self::claim::Looked;
@@ -174,11 +175,18 @@ impl Core {
         let body = body::read(head, body, max, patience, &self.shared.buffered).await?;
         route.guard.verify(head, peer, &body.bytes)?;
         let imprinter = &self.imprinters[route.index];
-        let print = imprinter.policy.print(head, BodyAsRead::Whole(&body.bytes), peer.tls)?;
+        let decoded = if self.looks_inside(route, head, &found) {
+            Box::pin(inside::decode(&head.headers, &body.bytes, max, &self.shared.buffered)).await?
+        } else {
+            Decoded::AsItCame
+        };
+        let inside = decoded.of(&body.bytes);
+        let print = imprinter.policy.print(head, BodyAsRead::Whole(&body.bytes, inside), peer.tls)?;
         let key = match found {
             Found::Key(key) => Some(key),
-            _ => key::from_body(&route.config, head, Some(&body.bytes), &print.fingerprint)?,
+            _ => key::from_body(&route.config, head, inside, &print.fingerprint)?,
         };
+        drop(decoded);
         let Some(key) = key else {
             if route.config.key_required {
                 return Err(Problem::key_missing());
@@ -199,6 +207,13 @@ impl Core {
         let mut keyed = Keyed { core: self, route, head, peer, preferred_wait, body, imprint, key, identity, notes };
         let answer = keyed.answer().await?;
         Ok(route.guard.allowed(inquiry, answer, notes).await)
+    }
+
+    /// Whether what is under a `Content-Encoding` counts: for the key, or for what the request is.
+    fn looks_inside(&self, route: &Route, head: &request::Parts, found: &Found) -> bool {
+        head.headers.contains_key(CONTENT_ENCODING)
+            && (self.imprinters[route.index].policy.reads_formats()
+                || (*found == Found::NeedsBody && key::reads_body(&route.config)))
     }
 
     /// The replay for a client that asks whether to send its body (RFC 9110 section 10.1.1), where that does not count.

@@ -33,7 +33,7 @@ pub fn head_of(content_type: &[u8]) -> Option<Parts> {
 /// The digest of a body in this way, or what is wrong with it.
 pub fn digest(policy: &Policy, head: &Parts, body: &[u8]) -> Result<[u8; 32], String> {
     policy
-        .print(head, BodyAsRead::Whole(body), false)
+        .print(head, BodyAsRead::Whole(body, Some(body)), false)
         .map(|print| print.fingerprint.digest)
         .map_err(|fault| fault.to_string())
 }

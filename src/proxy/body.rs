@@ -1,10 +1,11 @@
-//! Bodies: how a request's body is read (`request`), what a response to the client is made of (`response`), and here
+//! Bodies: how a request's body is read (`request`), what is under its codings (`decoded`, `inside`), what a response to the client is made of (`response`), and here
 //! how bytes are held in between.
 //!
 //! Everything that is held in memory is accounted for in one [`Budget`] of the process, so that many large bodies are
 //! refused rather than swapped.
 
 mod decoded;
+pub mod inside;
 mod request;
 mod response;
 

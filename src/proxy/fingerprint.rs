@@ -92,8 +92,8 @@ impl Imprinter {
 /// A body as it came.
 #[derive(Clone, Copy, Debug)]
 pub enum BodyAsRead<'a> {
-    /// All of it.
-    Whole(&'a [u8]),
+    /// All of it, and what is inside once its `Content-Encoding` is taken off: `None` if that cannot be done.
+    Whole(&'a [u8], Option<&'a [u8]>),
     /// Nothing of it yet. What is made of such a request is equal only to one that was read under the same settings, if
     /// these leave the body out.
     Unread,
@@ -125,6 +125,11 @@ impl Policy {
         }
     }
 
+    /// Whether the body is read in a format, and not byte by byte.
+    pub fn reads_formats(&self) -> bool {
+        matches!(self.body, BodyMode::Json | BodyMode::Form | BodyMode::Multipart)
+    }
+
     /// Whether the fingerprint is the same for every body.
     pub fn ignores_body(&self) -> bool {
         self.body == BodyMode::Ignore
@@ -139,7 +144,7 @@ impl Policy {
         let host = target::host(head, tls);
         let operation = fields(&head.headers, &OPERATION);
         let body_hash: Option<[u8; 32]> = match body {
-            BodyAsRead::Whole(bytes) => Some(Sha256::digest(bytes).into()),
+            BodyAsRead::Whole(bytes, _) => Some(Sha256::digest(bytes).into()),
             BodyAsRead::Unread => None,
         };
         let parts = record::Parts::new([
@@ -163,8 +168,8 @@ impl Policy {
                 transcript.field(&head.headers, name);
             }
         }
-        let bytes = if let BodyAsRead::Whole(bytes) = body { bytes } else { &[] };
-        self.add_body(&mut transcript, head, bytes, &body_hash.unwrap_or_default())?;
+        let inside = if let BodyAsRead::Whole(_, inside) = body { inside } else { Some(&[][..]) };
+        self.add_body(&mut transcript, head, inside, &body_hash.unwrap_or_default())?;
         let fingerprint = record::Fingerprint { policy: self.id, digest: transcript.finish() };
         Ok(Print { fingerprint, parts })
     }
@@ -174,7 +179,7 @@ impl Policy {
         &self,
         transcript: &mut Transcript,
         head: &Parts,
-        body: &[u8],
+        inside: Option<&[u8]>,
         hash: &[u8; 32],
     ) -> Result<(), BodyFault> {
         let understood = match self.body {
@@ -187,9 +192,12 @@ impl Policy {
                 transcript.raw(hash);
                 true
             }
-            BodyMode::Json => json::add(transcript, body, &self.ignored)?,
-            BodyMode::Form => form::add(transcript, &head.headers, body),
-            BodyMode::Multipart => multipart::add(transcript, &head.headers, body),
+            BodyMode::Json => match inside {
+                Some(inside) => json::add(transcript, inside, &self.ignored)?,
+                None => false,
+            },
+            BodyMode::Form => inside.is_some_and(|inside| form::add(transcript, &head.headers, inside)),
+            BodyMode::Multipart => inside.is_some_and(|inside| multipart::add(transcript, &head.headers, inside)),
         };
         if !understood {
             transcript.tag(tag::OTHER);

@@ -1,5 +1,7 @@
 //! Keys in bodies, and bodies in which there is none: what is read, what is skipped and what passes.
 
+use std::io::Write;
+
 use crate::support::{Answer, Request, World};
 
 const OPTIONAL: &str = "key = [\"json:/id\"]";
@@ -13,7 +15,58 @@ fn posting(kind: &str, body: impl AsRef<[u8]>) -> Request {
     Request::new("POST", "/pay").field("Content-Type", kind).body(body)
 }
 
+/// The same text, compressed at another time: gzip writes that down.
+fn gzip(text: impl AsRef<[u8]>, at: u32) -> Vec<u8> {
+    let mut encoder = flate2::GzBuilder::new().mtime(at).write(Vec::new(), flate2::Compression::default());
+    encoder.write_all(text.as_ref()).unwrap();
+    encoder.finish().unwrap()
+}
+
+fn zipped(text: impl AsRef<[u8]>, at: u32) -> Request {
+    posting("application/json", gzip(text, at)).field("Content-Encoding", "gzip")
+}
+
 on_each_store! {
+    async fn l2_the_time_in_a_gzip_does_not_count(store) {
+        let world = World::with(store, "fingerprint.body = \"json\"\n max_request_body = \"64KiB\"").await;
+        let text = r#"{"amount":10,"currency":"EUR"}"#;
+        world.send(&zipped(text, 1).key("k-1")).await.assert_executed(201);
+        assert_eq!(world.upstream.last().body, gzip(text, 1), "it goes on as it came");
+        for same in [zipped(text, 2), zipped(r#"{"currency":"EUR", "amount":10}"#, 3), posting("application/json", text)] {
+            world.send(&same.key("k-1")).await.assert_replay(201);
+        }
+        world.send(&zipped(r#"{"amount":11}"#, 1).key("k-1")).await.assert_problem(422, "key-reused");
+        world.send(&zipped("0".repeat(10 << 20), 1).key("k-2")).await.assert_problem(413, "body-too-large");
+        // What cannot be decoded counts by its bytes.
+        let broken = posting("application/json", &gzip(text, 1)[..20]).field("Content-Encoding", "gzip").key("k-3");
+        world.send(&broken).await.assert_executed(201);
+        world.send(&broken).await.assert_replay(201);
+        let unknown = |body: &str| posting("application/json", body).field("Content-Encoding", "x-own").key("k-4");
+        world.send(&unknown(r#"{"a":1,"b":2}"#)).await.assert_executed(201);
+        world.send(&unknown(r#"{"b":2,"a":1}"#)).await.assert_problem(422, "key-reused");
+        assert_eq!(world.executions(), 3);
+    }
+
+    async fn l2_a_key_is_found_in_a_compressed_body(store) {
+        let world = World::with(store, "key = [\"json:/id\"]\n fingerprint.body = \"json\"\n max_request_body = \"64KiB\"").await;
+        let text = r#"{"id":"e1"}"#;
+        world.send(&zipped(text, 1)).await.assert_executed(201);
+        for same in [
+            zipped(text, 2),
+            posting("application/json", gzip(gzip(text, 1), 2)).field("Content-Encoding", "gzip, gzip"),
+            posting("application/json", [gzip(r#"{"id":"#, 1), gzip(r#""e1"}"#, 2)].concat()).field("Content-Encoding", "x-gzip"),
+        ] {
+            world.send(&same).await.assert_replay(201);
+        }
+        world.send(&zipped("0".repeat(10 << 20), 1)).await.assert_problem(413, "body-too-large");
+        assert_eq!(world.executions(), 1);
+        let broken = posting("application/json", &gzip(text, 1)[..20]).field("Content-Encoding", "gzip");
+        assert_unprotected(&world.send(&broken).await);
+        let world = World::with(store, "key = [\"json:/id\"]\n key_required = true").await;
+        world.send(&broken).await.assert_problem(400, "body-invalid");
+        assert_eq!(world.executions(), 0);
+    }
+
     async fn l3_a_byte_order_mark_is_skipped(store) {
         let world = World::with(store, &format!("{OPTIONAL}\n fingerprint.body = \"json\"")).await;
         world.send(&posting("application/json", "\u{feff}{\"id\":\"e1\",\"a\":1}")).await.assert_executed(201);

@@ -17,7 +17,7 @@ fn settings(body: BodyMode) -> config::Fingerprint {
 
 /// The fingerprint of a whole request that came without TLS.
 fn print(policy: &Policy, head: &Parts, body: &[u8]) -> record::Fingerprint {
-    policy.print(head, BodyAsRead::Whole(body), false).unwrap().fingerprint
+    policy.print(head, BodyAsRead::Whole(body, Some(body)), false).unwrap().fingerprint
 }
 
 /// Whether two prints under one policy are of different requests.
@@ -224,7 +224,7 @@ proptest! {
         for kind in [kind.as_str(), FORM, "multipart/form-data; boundary=b"] {
             head.headers.insert(CONTENT_TYPE, HeaderValue::from_str(kind).unwrap());
             for mode in MODES {
-                let _ = policy(mode).print(&head, BodyAsRead::Whole(&body), true);
+                let _ = policy(mode).print(&head, BodyAsRead::Whole(&body, Some(&body)), true);
             }
         }
     }
@@ -249,7 +249,7 @@ proptest! {
 
 /// The parts of a request with this body, as they came.
 fn parts(head: &Parts, body: &[u8], tls: bool) -> record::Parts {
-    policy(BodyMode::Ignore).print(head, BodyAsRead::Whole(body), tls).unwrap().parts
+    policy(BodyMode::Ignore).print(head, BodyAsRead::Whole(body, Some(body)), tls).unwrap().parts
 }
 
 /// Which of the parts differ, in the order of `RequestPart::ALL`.

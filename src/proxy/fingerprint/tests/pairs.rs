@@ -105,7 +105,9 @@ impl Sent {
     fn imprint(&self, settings: &Settings) -> record::Imprint {
         let Settings { body, headers, ignore_query, host } = settings.clone();
         let policy = Policy::new(&config::Fingerprint { body, headers, ignore_query, ignore: Vec::new() }, host);
-        let print = policy.print(&self.head(), BodyAsRead::Whole(self.body.as_bytes()), false).unwrap();
+        let print = policy
+            .print(&self.head(), BodyAsRead::Whole(self.body.as_bytes(), Some(self.body.as_bytes())), false)
+            .unwrap();
         let details = Some(record::Details { parts: print.parts, credentials: None });
         record::Imprint { fingerprint: print.fingerprint, details }
     }
