@@ -158,6 +158,9 @@ impl App {
         let admin =
             admin.map_err(|source| RunError::Bind { setting: "admin.listen", flag: "--admin-listen", source })?;
         introduction::introduce(&config, &doors);
+        for route in &config.routes {
+            tracing::info!(route = &*route.name, callers = route.callers(), "route");
+        }
         for warning in &loaded.warnings {
             tracing::warn!("{warning}");
         }

@@ -21,6 +21,7 @@ pub mod verify;
 
 mod address;
 mod authorize;
+mod callers;
 mod changes;
 mod commanded;
 mod effective;

@@ -20,8 +20,8 @@ pub use handles::{
 };
 pub use labels::{Authorized, Forgery, Reload, RequestResult};
 use labels::{
-    AuthorizedLabels, ForgeryLabels, OperationKindLabels, OperationLabel, ReloadLabel, RouteLabel, RouteResultLabels,
-    SpanResultLabel, StateLabel, VersionLabel,
+    AuthorizedLabels, ForgeryLabels, OperationKindLabels, OperationLabel, ReloadLabel, RouteHeaderLabels, RouteLabel,
+    RouteResultLabels, SpanResultLabel, StateLabel, VersionLabel,
 };
 pub use spread::{Count, Histogram};
 
@@ -79,6 +79,7 @@ pub struct Metrics {
     policy_changed: Family<RouteLabel, Counter>,
     new_key_same_request: Family<RouteLabel, Counter>,
     same_request_new_scope: Family<RouteLabel, Counter>,
+    unprotected_keys: Family<RouteHeaderLabels, Counter>,
     authorize: Family<AuthorizedLabels, Count>,
     authorize_seconds: HistogramFamily<RouteLabel>,
     signatures_rejected: Family<ForgeryLabels, Counter>,
@@ -138,6 +139,8 @@ impl Metrics {
                 "Requests equal to one of the last minutes but for their key: a client that makes \
                  a key for every attempt",
             ),
+            unprotected_keys: r
+                .of("unprotected_keys", "Keys of requests that passed unprotected, by the header that carried them"),
             same_request_new_scope: r.of(
                 "same_request_new_scope",
                 "Requests equal to one of the last minutes, key included, under another scope",
@@ -198,6 +201,9 @@ impl Metrics {
     /// The handles of one route.
     pub fn route(&self, name: &str) -> RouteMetrics {
         let label = RouteLabel { route: name.to_owned() };
+        // Shown before the first of them, so that an alert on their rate sees it.
+        let key = RouteHeaderLabels { route: name.to_owned(), header: "idempotency-key" };
+        drop(self.unprotected_keys.get_or_create(&key));
         let with_result = |result| RouteResultLabels { route: name.to_owned(), result };
         RouteMetrics {
             requests: RequestResult::ALL.map(|r| self.requests.get_or_create_owned(&with_result(r))),
@@ -217,6 +223,7 @@ impl Metrics {
             policy_changed: self.policy_changed.get_or_create_owned(&label),
             new_key_same_request: self.new_key_same_request.get_or_create_owned(&label),
             same_request_new_scope: self.same_request_new_scope.get_or_create_owned(&label),
+            unprotected_keys: self.unprotected_keys.clone(),
         }
     }
 

@@ -31,6 +31,7 @@ pub mod forward;
 pub mod outcome;
 pub mod pass;
 pub mod tunnel;
+pub mod unread;
 
 pub mod record;
 
@@ -256,6 +257,7 @@ impl Core {
         peer: Peer,
         notes: &Notes,
     ) -> Result<Answer, Problem> {
+        unread::note(self.shared.recent.told(), &route.config.name, &head.headers, &route.metrics);
         let in_flight = match InFlight::enter(&self.shared, route) {
             Ok(in_flight) => in_flight,
             Err(problem) => {

@@ -407,7 +407,8 @@ struct Placed {
 
 fn one_route(mut section: Section<'_>, outer: Option<&Commanded>, around: &Around<'_>) -> Placed {
     let made = route::read(&mut section, outer, around.egress, around.environment);
-    risks::of_route(&section, &made, around.store, around.limits);
+    let open = around.listen.iter().filter_map(|listen| listen.value.address()).find(|at| !at.ip().is_loopback());
+    risks::of_route(&section, &made, around.store, around.limits, open);
     let Made { route, is_named, is_matchable, .. } = made;
     if route.scope.contains(&ScopePart::ClientCert) {
         client_certificates(&section, around);

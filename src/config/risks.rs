@@ -1,6 +1,7 @@
 //! Settings that are legal alone and risky together: each is said at start and by `check`, never silently taken, never
 //! refused. What can happen, and what to do about it.
 
+use std::net::SocketAddr;
 use std::time::Duration;
 
 use super::mistakes::Origin;
@@ -10,7 +11,9 @@ use super::sections::DEFAULT_PREFIX;
 use super::statuses::{Entry, Verdict};
 use super::store::{Backend, Place, Postgres, Redis, Sentinels, SslMode, StoreConfig, Topology};
 use super::tree::Section;
-use super::{Egress, ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, address, store_url};
+use super::{
+    Egress, ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, ReplayTo, address, store_url,
+};
 
 /// How many operations of the store must fit into a lease: it is renewed every third of it.
 const OPERATIONS_IN_A_LEASE: u32 = 3;
@@ -91,14 +94,21 @@ pub(super) fn of_egress(section: &Section<'_>, egress: &Egress) {
 }
 
 /// The risks of one route.
-pub(super) fn of_route(section: &Section<'_>, made: &Made, store: &StoreConfig, limits: &Limits) {
-    of_callers(section, made, store);
+/// `open` is a place to listen on that is reached from other hosts.
+pub(super) fn of_route(
+    section: &Section<'_>,
+    made: &Made,
+    store: &StoreConfig,
+    limits: &Limits,
+    open: Option<SocketAddr>,
+) {
+    of_callers(section, made, store, open);
     of_times(section, made, store);
     of_doubt(section, made);
     of_keeping(section, made, limits);
 }
 
-fn of_callers(section: &Section<'_>, made: &Made, store: &StoreConfig) {
+fn of_callers(section: &Section<'_>, made: &Made, store: &StoreConfig, open: Option<SocketAddr>) {
     let route = &made.route;
     if route.methods.is_empty() {
         section.warning(
@@ -112,6 +122,17 @@ fn of_callers(section: &Section<'_>, made: &Made, store: &StoreConfig) {
             "scope",
             "callers are not told apart: one that uses another's key is shown the other's response",
             "name a part that separates callers, such as \"header:Authorization\" or \"header:X-Account-Id\"",
+        );
+    }
+    let is_open = open.is_some()
+        && route.replay_to == ReplayTo::Scope
+        && route.authorize.is_none()
+        && !route.tells_callers_apart();
+    if is_open && made.preset != Preset::Api {
+        section.warning(
+            "scope",
+            "callers from other hosts are not told apart: one that uses another's key is shown the other's response",
+            "name a part that separates callers, such as \"header:Authorization\", or listen on a loopback address",
         );
     }
     if route.scope.is_empty() && store.backend.is_shared() && store.prefix == DEFAULT_PREFIX {

@@ -10,7 +10,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
-use super::labels::{Authorized, Forgery, OperationKindLabels, RequestResult, RouteResultLabels};
+use super::labels::{Authorized, Forgery, OperationKindLabels, RequestResult, RouteHeaderLabels, RouteResultLabels};
 use super::{Count, Histogram, HistogramFamily};
 
 /// What became of the spans of traces. Clones count together.
@@ -126,9 +126,16 @@ pub struct RouteMetrics {
     pub new_key_same_request: Counter,
     /// Same request and key under another scope.
     pub same_request_new_scope: Counter,
+    pub(super) unprotected_keys: Family<RouteHeaderLabels, Counter>,
 }
 
 impl RouteMetrics {
+    /// Counts a key that protects nothing, by the header that carried it: a name from a fixed list.
+    pub fn unprotected_key(&self, header: &'static str) {
+        let labels = RouteHeaderLabels { route: self.name.clone(), header };
+        self.unprotected_keys.get_or_create(&labels).inc();
+    }
+
     /// Counts a request that ended like this, and observes how long it took.
     pub fn answered(&self, result: RequestResult, took: Duration) {
         self.requests[result as usize].inc();

@@ -224,6 +224,13 @@ pub(super) struct RouteLabel {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub(super) struct RouteHeaderLabels {
+    pub(super) route: String,
+    /// From a fixed list.
+    pub(super) header: &'static str,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub(super) struct RouteResultLabels {
     pub(super) route: String,
     pub(super) result: RequestResult,

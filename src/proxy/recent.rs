@@ -10,6 +10,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::key::Identity;
+use super::unread::Told;
 use crate::metrics::RouteMetrics;
 use crate::record::Fingerprint;
 
@@ -23,6 +24,7 @@ const GENERATION: Duration = Duration::from_secs(180);
 #[derive(Debug)]
 pub struct Recent {
     shards: Vec<Mutex<Shard>>,
+    told: Told,
 }
 
 #[derive(Debug)]
@@ -38,7 +40,12 @@ impl Recent {
     /// Nothing yet.
     pub fn new() -> Arc<Recent> {
         let shard = || Shard { begun: Instant::now(), keys: Default::default(), scopes: Default::default() };
-        Arc::new(Recent { shards: (0..SHARDS).map(|_| Mutex::new(shard())).collect() })
+        Arc::new(Recent { shards: (0..SHARDS).map(|_| Mutex::new(shard())).collect(), told: Told::default() })
+    }
+
+    /// What was told of such clients in the last minute.
+    pub fn told(&self) -> &Told {
+        &self.told
     }
 
     /// Notes a request that is about to be executed, and counts it if it looks like a retry under another name.
@@ -52,7 +59,9 @@ impl Recent {
         }
         if seen_otherwise(&mut shard.scopes, request ^ identity.key_hash.rotate_left(32), identity.scope_hash) {
             metrics.same_request_new_scope.inc();
-            tracing::warn!(record = %identity.id, "same key and request under another scope: does a credential change?");
+            if self.told.is_due(identity.id.route(), "scope") {
+                tracing::warn!(record = %identity.id, "same key and request under another scope: does a credential change?");
+            }
         }
     }
 }

@@ -160,4 +160,45 @@ on_each_store! {
         world.send(&both("a,b", "k-1")).await.assert_problem(400, "key-invalid");
         assert_eq!(world.executions(), 5);
     }
+
+    async fn o2_a_key_that_protects_nothing_is_told(store) {
+        let world = World::new(store).await;
+        let counted = async |header: &str| {
+            world.proxy().metric("onceproxy_unprotected_keys_total", &[("route", "pay"), ("header", header)]).await
+        };
+        for (n, (method, name, label)) in [
+            ("POST", "Idempotency-Token", "idempotency-token"),
+            ("PUT", "X-Idempotence-Key", "x-idempotence-key"),
+            ("POST", "Idempotency_Key", "idempotency_key"),
+            ("POST", "PayPal-Request-Id", "paypal-request-id"),
+            ("POST", "X-Idempotency-Id", "other"),
+            ("GET", "Idempotency-Key", "idempotency-key"),
+            ("POST", "X-Request-Id", "x-request-id"),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            for _ in 0..2 {
+                assert_unprotected(&world.send(&Request::new(method, "/pay").field(name, "x")).await);
+            }
+            assert_eq!(world.executions(), 2 * (n + 1));
+            assert_eq!(counted(label).await, if name == "X-Request-Id" { 0.0 } else { 2.0 }, "{name}");
+        }
+        let line = world.proxy().logged("\"header\":\"idempotency-token\"").await;
+        assert!(line.contains("WARN") && line.contains("\"route\":\"pay\""), "{line}");
+        let told = world.proxy().log().into_iter().filter(|line| line.contains("passed unprotected")).count();
+        assert_eq!(told, 6, "each once, however often");
+        // A request that is protected has nothing to be told of.
+        world.send(&Request::pay().key("k-1").field("Idempotency-Token", "x")).await.assert_executed(201);
+        assert_eq!(counted("idempotency-token").await, 2.0);
+    }
+}
+
+#[tokio::test]
+async fn start_says_who_is_kept_apart_from_whom() {
+    let world = World::new(crate::support::Store::Memory).await;
+    let line = world.proxy().logged("\"callers\":").await;
+    for part in ["\"route\":\"pay\"", "header:authorization, header:x-api-key, header:api-key", "the credentials"] {
+        assert!(line.contains(part), "{part}: {line}");
+    }
 }

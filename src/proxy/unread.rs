@@ -1,0 +1,125 @@
+//! Keys that protect nothing: those on methods that the route does not protect, and those in headers that no source reads.
+//!
+//! The request passes, marked as unprotected. Whoever sent a key asked for more than that, so it is counted, and told in
+//! the log once a minute for each route and header.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use http::HeaderMap;
+use tokio::time::Instant;
+
+use crate::metrics::RouteMetrics;
+
+/// How often the same is told.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// The names under which keys come, as far as they have a label of their own. Those of single requests, such as
+/// `X-Request-Id`, are none: they change with every retry.
+const NAMES: [&str; 14] = [
+    "idempotency-key",
+    "x-idempotency-key",
+    "idempotency-token",
+    "x-idempotency-token",
+    "idempotent-key",
+    "x-idempotent-key",
+    "idempotence-key",
+    "x-idempotence-key",
+    "idempotency_key",
+    "idempotency-id",
+    "paypal-request-id",
+    "repeatability-request-id",
+    "cko-idempotency-key",
+    "klarna-idempotency-key",
+];
+/// The label of every other spelling.
+const OTHER: &str = "other";
+
+/// The label of a header that may carry a key; `None` for all others.
+///
+/// Every header of an unprotected request is asked this, so the first letter decides for nearly all of them.
+fn label(name: &str) -> Option<&'static str> {
+    let is_spelling = match name.as_bytes().first()? {
+        b'i' => name.starts_with("idempoten"),
+        b'x' => name.starts_with("x-idempoten"),
+        b'p' | b'r' | b'c' | b'k' => false,
+        _ => return None,
+    };
+    let known = NAMES.iter().find(|known| **known == name).copied();
+    if is_spelling { Some(known.unwrap_or(OTHER)) } else { known }
+}
+
+/// What was told in the last minute: by route and what it was about.
+#[derive(Debug, Default)]
+pub struct Told(Mutex<HashMap<(String, &'static str), Instant>>);
+
+impl Told {
+    /// Whether it is time to tell this of a route again. Whoever hears yes tells it.
+    pub fn is_due(&self, route: &str, what: &'static str) -> bool {
+        let now = Instant::now();
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let last = told.insert((route.to_owned(), what), now);
+        match last {
+            Some(last) if now.duration_since(last) < PAUSE => {
+                told.insert((route.to_owned(), what), last);
+                false
+            }
+            _ => true,
+        }
+    }
+}
+
+/// Counts and tells the keys of a request that passes unprotected.
+pub fn note(told: &Told, route: &str, headers: &HeaderMap, metrics: &RouteMetrics) {
+    for name in headers.keys() {
+        let Some(header) = label(name.as_str()) else { continue };
+        metrics.unprotected_key(header);
+        if told.is_due(route, header) {
+            tracing::warn!(
+                route,
+                header = name.as_str(),
+                "a request with a key passed unprotected: its method is not in `methods`, or no source in `key` reads this header"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_known_by_their_names_and_nothing_else_is() {
+        for name in NAMES {
+            assert_eq!(label(name), Some(name));
+        }
+        for name in ["idempotency", "x-idempotency-id", "x-idempotency_key", "idempotency-reference"] {
+            assert_eq!(label(name), Some(OTHER), "{name}");
+        }
+        for name in [
+            "request-id",
+            "x-request-id",
+            "x-correlation-id",
+            "if-match",
+            "content-type",
+            "cookie",
+            "range",
+            "prefer",
+            "x-forwarded-for",
+            "not-idempotency-key",
+            "key",
+        ] {
+            assert_eq!(label(name), None, "{name}");
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn each_is_told_once_a_minute() {
+        let told = Told::default();
+        assert!(told.is_due("a", "x") && !told.is_due("a", "x"));
+        assert!(told.is_due("b", "x") && told.is_due("a", "y"));
+        tokio::time::advance(PAUSE).await;
+        assert!(told.is_due("a", "x") && !told.is_due("a", "x"));
+    }
+}
