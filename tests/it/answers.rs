@@ -22,7 +22,7 @@ async fn what_is_not_protected_passes_through_and_says_so() {
         Request::new("GET", "/pay?x=1").key("k-1"),
         Request::new("GET", "/pay?x=1").key("k-1"),
         Request::pay(),
-        Request::new("PUT", "/pay").key("k-1").body("x"),
+        Request::new("PROPPATCH", "/pay").key("k-1").body("x"),
     ]
     .into_iter()
     .enumerate()

@@ -259,7 +259,7 @@ fn overloaded() -> Problem {
 /// Gets rid of a body that nobody wants, before any of it was read. A client that asked whether to send it
 /// (RFC 9110 section 10.1.1) is answered by the refusal alone.
 pub fn discard(head: &request::Parts, body: Incoming) {
-    if !head.headers.contains_key(EXPECT) {
+    if !list(&head.headers, &EXPECT).any(|expected| expected.eq_ignore_ascii_case(b"100-continue")) {
         drain(body);
     }
 }
