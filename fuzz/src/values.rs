@@ -24,7 +24,7 @@ const OUTER: [&str; 12] = [
 ];
 
 /// Settings of a route.
-const OF_ROUTE: [&str; 22] = [
+const OF_ROUTE: [&str; 30] = [
     "host = @",
     "path = @",
     "methods = [@]",
@@ -47,6 +47,14 @@ const OF_ROUTE: [&str; 22] = [
     "preset = @",
     "key_preset = @",
     "idle_timeout = @",
+    "replay_to = @",
+    "authorize = @",
+    "cors_origins = [@]",
+    "stream_types = [@]",
+    "scope = [\"host\", @, \"path\"]",
+    "fingerprint.ignore_query = [@]",
+    "verify.preset = @\nverify.secrets = [{ file = \"secret\" }]",
+    "verify.hmac.header = \"X-Signature\"\nverify.hmac.signed = @\nverify.secrets = [{ file = \"secret\" }]",
 ];
 
 /// Runs one input.
