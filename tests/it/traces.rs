@@ -161,6 +161,36 @@ async fn one_that_joined_is_linked_to_whom_it_joined() {
 }
 
 #[tokio::test]
+async fn a_question_to_the_authorizer_is_told_under_the_duplicate_that_asks() {
+    let (collector, service) = (Collector::start(), Upstream::start());
+    service.always(|_| reply(200).into());
+    let route = format!("authorize = \"http://{}/check\"", service.address);
+    let world = World::build(Store::Memory).route(&route).more(&collector.settings("")).start().await;
+    let ask = || Request::pay().key("k").field("traceparent", traceparent("01"));
+    world.send(&ask()).await.assert_executed(201);
+    world.send(&ask()).await.assert_replay(201);
+    service.next(reply(403));
+    assert_eq!(world.send(&ask()).await.status, 403);
+    service.next(reply(500));
+    world.send(&ask()).await.assert_problem(503, "authorizer-unavailable");
+
+    let servers = collector.requests(4).await;
+    let spans = collector.spans();
+    let [first, replay, refused, unsaid] = &servers[..] else { unreachable!() };
+    assert!(!spans.iter().any(|span| span.name == "authorize" && span.parent == first.id), "nobody is asked for it");
+    for (question, server, status, failed) in
+        [(0, replay, "200", false), (1, refused, "403", false), (2, unsaid, "500", true)]
+    {
+        let asked = under(&spans, server, "authorize");
+        assert_eq!((asked.kind, asked.failed), (SpanKind::Client, failed), "{asked:#?}");
+        assert_eq!(asked.says("http.response.status_code"), status);
+        assert_eq!(asked.says("error.type"), if failed { "authorizer-unavailable" } else { "" });
+        let told = service.received()[question].all("traceparent");
+        assert_eq!(told, [format!("00-{TRACE}-{}-01", asked.id)], "the service goes on below it");
+    }
+}
+
+#[tokio::test]
 async fn an_upstream_cannot_say_where_a_replay_is_linked_to() {
     let collector = Collector::start();
     let world = traced(Store::Memory, &collector, "").await;
