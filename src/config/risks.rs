@@ -11,6 +11,8 @@ use super::sections::DEFAULT_PREFIX;
 use super::statuses::{Entry, Verdict};
 use super::store::{Backend, Place, Postgres, Redis, Sentinels, SslMode, StoreConfig, Topology};
 use super::tree::Section;
+use super::values::word;
+use super::verify::SIGNERS;
 use super::{
     Egress, ForwardKey, KeySource, Limits, OnDuplicate, OnStoreError, OnUnknown, ReplayTo, address, store_url,
 };
@@ -140,6 +142,16 @@ fn of_callers(section: &Section<'_>, made: &Made, store: &StoreConfig, open: Opt
             "scope",
             "on this shared store, routes of this name in other deployments have the same records",
             "set store.prefix to a name of this deployment's own",
+        );
+    }
+    let signer = route.verify.as_ref().and_then(|verify| verify.signer).filter(|signer| signer.signs_id());
+    if let Some(signer) = signer.filter(|_| made.sender.is_none() && !section.has("key")) {
+        let name = word(&SIGNERS, &signer);
+        section.warning(
+            "verify",
+            "the key is also read from headers that this sender does not sign: whoever captured a delivery may send it again \
+             under another key",
+            &format!("set key_preset = \"{name}\""),
         );
     }
     if made.sender.is_some() && made.preset != Preset::Webhook {

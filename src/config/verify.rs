@@ -182,6 +182,11 @@ const SECOND: Duration = Duration::from_secs(1);
 const TOLERANCE: Duration = Duration::from_secs(300);
 
 impl Signer {
+    /// Whether the id of a delivery is under its signature, where the `key_preset` of the same name looks for it.
+    pub(super) fn signs_id(self) -> bool {
+        matches!(self, Signer::Stripe | Signer::StandardWebhooks | Signer::Svix)
+    }
+
     /// How it signs, by its own documentation.
     fn scheme(self, url: Option<String>) -> Scheme {
         Scheme::Hmac(Box::new(match self {

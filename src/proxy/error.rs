@@ -419,7 +419,8 @@ impl Problem {
     ///
     /// Never advises another key: a client that only wrote the same body another way would execute its request twice.
     pub fn reused(id: &RecordId, fate: Fate, status: Option<u16>, differs: Vec<&'static str>) -> Problem {
-        let difference = if differs.is_empty() {
+        let is_compared = !differs.is_empty();
+        let difference = if !is_compared {
             "The first request with this key was recorded by an earlier version, and cannot be compared with this one."
                 .to_owned()
         } else {
@@ -437,13 +438,14 @@ impl Problem {
         };
         let next = match fate {
             Fate::Unknown => "Nothing was forwarded.",
+            _ if !is_compared => "Nothing was forwarded; an operator can see the record.",
             Fate::Running | Fate::Answered => {
                 "Nothing was forwarded; the first request, sent again as it was, gets the answer to it."
             }
         };
         let mut problem = Problem::new(Kind::KeyReused, format!("{difference} {first} {next}"));
         problem.differs = differs;
-        if fate == Fate::Unknown {
+        if fate == Fate::Unknown || !is_compared {
             problem.retry = Some(Retry::Operator);
         }
         problem.about(id).with_original_status(status)

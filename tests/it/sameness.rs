@@ -404,6 +404,8 @@ async fn a_record_of_an_earlier_version_is_refused_with_a_plain_sentence() {
         assert_eq!((json.get("differs"), &json["original_status"]), (None, &201.into()), "{}", refused.shown());
         let detail = json["detail"].as_str().unwrap();
         assert!(detail.contains("earlier version") && detail.contains("ended with 201"), "{detail}");
+        // To send it again as it was would not help.
+        assert_eq!(refused.retry(), "operator");
     }
     reload(&mut world, "replay_to = \"same-credentials\"").await;
     world.pay("k-1").await.assert_problem(403, "other-caller");

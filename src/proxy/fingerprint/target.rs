@@ -52,6 +52,10 @@ impl IgnoredQuery {
     }
 
     fn counts(&self, pair: &str) -> bool {
+        // Some upstreams take a semicolon for the end of a pair: what follows it is not the value of this one.
+        if pair.contains(';') {
+            return true;
+        }
         let Some(pair) = pairs(pair.as_bytes()).next() else { return true };
         // A broken percent-encoding may mean anything to the upstream.
         !pair.name.is_sound() || !self.0.iter().any(|name| pair.name.means(name))

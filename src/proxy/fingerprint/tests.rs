@@ -359,6 +359,8 @@ fn ignored_parameters_do_not_count_wherever_they_stand() {
         assert!(of(other).conflicts_with(&of("/p?x=1&y=2")), "{other}");
     }
     assert_eq!(of("/p?nonce=1"), of("/p"));
+    // To some upstreams the amount is a parameter of its own.
+    assert!(of("/p?nonce=1;amount=10").conflicts_with(&of("/p?nonce=2;amount=2000")));
     assert!(of("/p?x").conflicts_with(&of("/p%3Fx")), "where the path ends counts");
 }
 

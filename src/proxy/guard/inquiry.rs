@@ -33,9 +33,7 @@ impl Inquiry {
         record: &RecordId,
     ) -> Inquiry {
         let mut fields = headers::to_authorizer(route, &head.headers, peer);
-        for own in [X_ORIGINAL_METHOD, X_ORIGINAL_URI, X_ONCEPROXY_RECORD] {
-            fields.remove(own);
-        }
+        take_off_own(&mut fields);
         let target = head.uri.path_and_query().map_or("/", |target| target.as_str());
         let value = |text: &str| HeaderValue::from_str(text).ok();
         for (name, value) in [
@@ -48,5 +46,31 @@ impl Inquiry {
             fields.extend(value.map(|value| (name, value)));
         }
         Inquiry { fields, record: record.clone() }
+    }
+}
+
+/// Takes off a client's own fields of these names. Also with underscores: many servers read both as one (CGI's
+/// `HTTP_X_ORIGINAL_URI`), and would believe the client's.
+fn take_off_own(fields: &mut HeaderMap) {
+    let own = [X_ORIGINAL_METHOD, X_ORIGINAL_URI, X_ONCEPROXY_RECORD];
+    let is_own = |name: &HeaderName| own.iter().any(|own| name.as_str().replace('_', "-") == own.as_str());
+    let forged: Vec<_> = fields.keys().filter(|name| name.as_str().starts_with('x') && is_own(name)).cloned().collect();
+    forged.iter().for_each(|name| drop(fields.remove(name)));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_clients_own_words_about_the_request_are_taken_off_however_they_are_spelled() {
+        let names = ["x-original-uri", "x_original_uri", "x-original_uri", "x_original_method", "x_onceproxy-record"];
+        let mut fields = HeaderMap::new();
+        for name in names {
+            fields.append(HeaderName::from_static(name), HeaderValue::from_static("/public"));
+        }
+        fields.append("x-original-uris", HeaderValue::from_static("/kept"));
+        take_off_own(&mut fields);
+        assert_eq!(fields.keys().map(HeaderName::as_str).collect::<Vec<_>>(), ["x-original-uris"]);
     }
 }
