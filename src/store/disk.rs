@@ -54,12 +54,14 @@ pub(super) fn look_at(dir: &Path) -> FolderState {
 /// Opens the folder, or begins to try, if another process holds it.
 ///
 /// # Errors
-/// It cannot be used: something else is there, or its file system gives no right or no room to write.
+/// It cannot be used: something else is there, its files cannot be read, or its file system gives no right or no room to
+/// write.
 pub(super) fn open(dir: &Path, timeout: Duration, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
     let tell = Tell { watchers: Watchers::default(), metrics: Arc::clone(metrics) };
     let disk = Disk(Arc::new(Shared { dir: dir.to_owned(), timeout, tell, phase: RwLock::new(Phase::default()) }));
     match Running::open(dir, &disk.0.tell) {
-        Err(error) if error.kind == StoreErrorKind::Refused => return Err(OpenError::unusable(error.message)),
+        // Only another process lets go of a folder by itself.
+        Err(error) if error.kind != StoreErrorKind::Unreachable => return Err(OpenError::unusable(error.message)),
         opened => disk.0.enter(opened),
     }
     let background = keep_up(Arc::downgrade(&disk.0));
@@ -103,7 +105,7 @@ impl Running {
         let path = folder.records();
         // The library may panic on a file that was altered behind its back.
         let tables = catch_unwind(AssertUnwindSafe(|| Tables::open(&path))).unwrap_or_else(|_| {
-            let message = format!("{} cannot be opened: it is damaged", path.display());
+            let message = format!("{} cannot be opened: it is damaged{}", path.display(), folder::RESTORE);
             Err(StoreError::without_effect(StoreErrorKind::Unreadable, message))
         })?;
         folder.seal().map_err(|error| folder::unusable(dir, error))?;
@@ -185,7 +187,7 @@ impl Shared {
             tracing::error!(
                 store = "disk",
                 error = new,
-                "the store cannot be opened now; waiting, and trying again and again"
+                "the store cannot be opened now; waiting, and trying again and again: requests with a key get 503 until then"
             );
         }
         *phase = next;

@@ -223,6 +223,7 @@ async fn a_folder_held_by_another_process_is_out_of_reach_until_that_ends() {
     assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Unreachable, false));
     let not_ready = disk.store.ready().unwrap_err().to_string();
     assert!(not_ready.contains(&format!("held by process {}", child.id())), "{not_ready}");
+    assert!(not_ready.contains("stop that process, or name another folder by --store"), "{not_ready}");
     assert_eq!(disk.store.get(&claim.id).await.unwrap_err().kind, StoreErrorKind::Unreachable);
 
     drop(child.stdin.take());
@@ -313,30 +314,25 @@ async fn a_damaged_or_missing_file_fails_closed() {
     disk.close().await;
     let records = dir.path().join("records.redb");
     let format = dir.path().join("format");
-    for (file, content, expected) in [
-        (&records, Some("not a database at all"), "records.redb cannot be opened"),
-        (&records, Some(""), "missing or empty"),
-        (&records, None, "missing or empty"),
-        (
-            &format,
-            Some(
-                "onceproxy records, format 2
-",
-            ),
-            "another version",
-        ),
-    ] {
+    let contents: [(_, Option<&[u8]>, _); 5] = [
+        (&records, Some(b"not a database at all"), "records.redb cannot be opened"),
+        (&records, Some(b""), "its file records.redb is missing or empty"),
+        (&records, None, "its file records.redb is missing or empty"),
+        (&format, Some(b"onceproxy records, format 2\n"), "its file format says \"onceproxy records, format 2"),
+        (&format, Some(b"\xff\xfe"), "its file format says"),
+    ];
+    for (file, content, expected) in contents {
         let good = std::fs::read(file).unwrap();
         match content {
             Some(content) => std::fs::write(file, content).unwrap(),
             None => std::fs::remove_file(file).unwrap(),
         }
-        let disk = Disk::open(dir.path());
-        let error = disk.store.claim(&claim).await.unwrap_err();
-        assert_eq!((error.kind, error.may_have_run), (StoreErrorKind::Unreadable, false), "{error}");
-        let not_ready = disk.store.ready().unwrap_err().to_string();
-        assert!(not_ready.contains(expected), "{not_ready:?} does not say {expected:?}");
-        disk.close().await;
+        let config = contract::config(Backend::Disk { dir: dir.path().to_owned() });
+        let Err(error) = onceproxy::store::open(&config, &Metrics::new()) else { panic!("opened: {expected}") };
+        assert!(!error.is_wrong_settings(), "the settings may be right, and the place is not");
+        let said = error.to_string();
+        assert!(said.contains(expected) && said.contains("may run again"), "{said:?} does not say {expected:?}");
+        assert!(said.contains(dir.path().to_str().unwrap()) && !said.contains("--store"), "{said}");
         std::fs::write(file, good).unwrap();
     }
     let disk = Disk::open(dir.path());

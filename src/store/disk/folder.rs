@@ -15,6 +15,9 @@ const RECORDS: &str = "records.redb";
 const FORMAT: &str = "format";
 const FORMAT_1: &str = "onceproxy records, format 1\n";
 
+/// What to do about files that cannot be read.
+pub(super) const RESTORE: &str = "; restore the folder from a backup: in another folder its keys may run again";
+
 /// A folder that this process holds until this is dropped.
 #[derive(Debug)]
 pub(super) struct Folder {
@@ -138,16 +141,18 @@ impl Folder {
     }
 
     fn check(&self) -> Result<(), StoreError> {
-        let format = match fs::read_to_string(self.dir.join(FORMAT)) {
+        let format = match fs::read(self.dir.join(FORMAT)) {
             Ok(format) => format,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => return Err(unusable(&self.dir, error)),
         };
-        if format != FORMAT_1 {
+        if format != FORMAT_1.as_bytes() {
             let message = format!(
-                "the folder {} was written by another version of this program ({:?}); this one reads {FORMAT_1:?}",
+                "the folder {} was written by another version of this program: its file {FORMAT} says {:?}, and this one \
+                 reads {FORMAT_1:?}; start the version that wrote it, or restore the folder from a backup: in another \
+                 folder its keys may run again",
                 self.dir.display(),
-                format.chars().take(80).collect::<String>()
+                String::from_utf8_lossy(&format).chars().take(80).collect::<String>()
             );
             return Err(StoreError::without_effect(StoreErrorKind::Unreadable, message));
         }
@@ -201,7 +206,11 @@ fn held(dir: &Path, lock: &mut File) -> StoreError {
         Ok(1..) => format!("process {owner}"),
         _ => "another process".to_owned(),
     };
-    let message = format!("the folder {} is held by {owner}; one process holds it at a time", dir.display());
+    let message = format!(
+        "the folder {} is held by {owner}, and one process holds it at a time; stop that process, or name another folder \
+         by --store disk:DIR (store.url), which knows none of its keys",
+        dir.display()
+    );
     StoreError::without_effect(StoreErrorKind::Unreachable, message)
 }
 
@@ -218,14 +227,17 @@ pub(super) fn remedy(error: &io::Error) -> &'static str {
             "; a file stands in its way: move it, or name another folder by --store disk:DIR (store.url)"
         }
         io::ErrorKind::PermissionDenied => {
-            "; give its user the right to write there, or name another folder by --store disk:DIR (store.url)"
+            "; give the user that runs onceproxy the right to write there, or name another folder by --store disk:DIR \
+             (store.url): keys of this one may run again there"
         }
         io::ErrorKind::ReadOnlyFilesystem => {
-            "; the file system is mounted read-only: name a folder on another by --store disk:DIR (store.url)"
+            "; the file system is mounted read-only: name a folder on another by --store disk:DIR (store.url); keys of this \
+             one may run again there"
         }
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
-            "; make room, or name a folder on another file system by --store disk:DIR (store.url)"
+            "; make room, or name a folder on another file system by --store disk:DIR (store.url): keys of this one may run \
+             again there"
         }
-        _ => "; name another folder by --store disk:DIR (store.url)",
+        _ => "; name another folder by --store disk:DIR (store.url): keys of this one may run again there",
     }
 }

@@ -63,7 +63,7 @@ impl Fault {
     pub(super) fn on_opening(self, path: &Path) -> StoreError {
         let (kind, remedy) = match &*self.0 {
             redb::Error::Io(error) => (StoreErrorKind::Refused, folder::remedy(error)),
-            _ => (StoreErrorKind::Unreadable, ""),
+            _ => (StoreErrorKind::Unreadable, folder::RESTORE),
         };
         let message = format!("the records in {} cannot be opened: {}{remedy}", path.display(), self.0);
         StoreError::without_effect(kind, message).because(self)
@@ -178,15 +178,15 @@ fn builder() -> Builder {
 
 /// A file that is not a database, or not one of ours, does not become one by waiting; anything else may.
 fn cannot_open(path: &Path, error: DatabaseError) -> StoreError {
-    let kind = match &error {
+    let (kind, remedy) = match &error {
         DatabaseError::Storage(StorageError::Io(error)) if error.kind() != std::io::ErrorKind::InvalidData => {
             let message = format!("{} cannot be used: {error}{}", path.display(), folder::remedy(error));
             return StoreError::without_effect(StoreErrorKind::Refused, message);
         }
-        DatabaseError::DatabaseAlreadyOpen => StoreErrorKind::Unreachable,
-        _ => StoreErrorKind::Unreadable,
+        DatabaseError::DatabaseAlreadyOpen => (StoreErrorKind::Unreachable, ""),
+        _ => (StoreErrorKind::Unreadable, folder::RESTORE),
     };
-    StoreError::without_effect(kind, format!("{} cannot be opened: {error}", path.display())).because(error)
+    StoreError::without_effect(kind, format!("{} cannot be opened: {error}{remedy}", path.display())).because(error)
 }
 
 /// One write transaction.
