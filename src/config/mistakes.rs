@@ -185,11 +185,13 @@ impl Report {
     }
 
     fn remedy(&self, unknown: &Unknown) -> String {
-        if let Some(near) = nearest(&unknown.key, unknown.siblings.iter().copied()) {
-            return format!("did you mean `{near}`?");
-        }
         let known = self.known.borrow();
         let home = known.iter().find(|(section, key)| *key == unknown.key && *section != unknown.section);
+        // A word that is right elsewhere is no typing error.
+        let near = home.is_none().then(|| nearest(&unknown.key, unknown.siblings.iter().copied())).flatten();
+        if let Some(near) = near {
+            return format!("did you mean `{near}`?");
+        }
         match home {
             Some((section, key)) if section.is_empty() => {
                 format!("`{key}` stands at the top, before the first section")
@@ -205,8 +207,16 @@ impl Report {
 
 /// The candidate that a typing error would turn into `text`, if there is one.
 pub(super) fn nearest<'a>(text: &str, candidates: impl Iterator<Item = &'a str>) -> Option<&'a str> {
+    nearest_within(if text.len() < 5 { 1 } else { 2 }, text, candidates)
+}
+
+/// The same, with so many letters that may be wrong.
+pub(super) fn nearest_within<'a>(
+    limit: usize,
+    text: &str,
+    candidates: impl Iterator<Item = &'a str>,
+) -> Option<&'a str> {
     let text = text.to_ascii_lowercase().replace('-', "_");
-    let limit = if text.len() < 5 { 1 } else { 2 };
     candidates
         .map(|candidate| (distance(&text, &candidate.to_ascii_lowercase().replace('-', "_")), candidate))
         .filter(|(distance, _)| *distance <= limit)

@@ -15,8 +15,8 @@ use super::sources::{forward_key, ignored_parameter, key_source, scope_part};
 use super::statuses::{Lists, Verdict, entry};
 use super::tree::{Section, string};
 use super::values::{
-    at_least, choice, count, duration_or_never, field_name, json_pointer, kept_field, media_type, method, route_host,
-    route_name, route_path, size, word,
+    at_least, choice, choice_of_names, count, duration_or_never, field_name, json_pointer, kept_field, media_type,
+    method, route_host, route_name, route_path, size, word,
 };
 use super::{
     BodyMode, COMMANDED_ROUTE, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION,
@@ -81,7 +81,7 @@ pub(super) fn read(
 ) -> Made {
     let preset = section.text("preset", choice(&PRESETS)).map(|located| located.value);
     let preset = preset.or(outer.and_then(|outer| outer.preset)).unwrap_or(Preset::Api);
-    let sender = section.text("key_preset", choice(&SENDERS)).map(|located| located.value);
+    let sender = section.text("key_preset", choice_of_names(&SENDERS)).map(|located| located.value);
     let defaults = preset.defaults();
     let lists = statuses(section, &defaults);
     let (host, path) = (section.text("host", route_host), section.text("path", route_path));

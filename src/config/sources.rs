@@ -108,7 +108,13 @@ fn not_a_part(text: &str, kinds: &[&'static str], others: &str) -> Wrong {
         Some((kind, name)) if kind != "fingerprint" && !name.is_empty() => {
             format!("did you mean {:?}?", format!("{kind}:{}", name.trim()))
         }
-        _ if HeaderName::from_bytes(text.as_bytes()).is_ok() => format!("did you mean \"header:{text}\"?"),
+        // A kind by itself lacks its name.
+        _ if HeaderName::from_bytes(text.as_bytes()).is_ok() && !kinds.contains(&text) => {
+            // Headers are written with capitals or in several words; cookies seldom.
+            let is_word = text.bytes().all(|byte| byte.is_ascii_lowercase() || byte == b'_');
+            let cookie = (is_word && kinds.contains(&"cookie")).then(|| format!(" or \"cookie:{text}\""));
+            format!("did you mean \"header:{text}\"{}?", cookie.unwrap_or_default())
+        }
         _ => format!("write \"header:NAME\", \"query:NAME\", {others}"),
     };
     wrong(format!("{text:?} is not a part of a request"), right)

@@ -8,7 +8,7 @@ use http::Method;
 use http::header::HeaderName;
 use toml::de::DeValue;
 
-use super::mistakes::{Wrong, nearest, wrong};
+use super::mistakes::{Wrong, nearest, nearest_within, wrong};
 use super::tree::shown;
 
 /// The longest duration: ten years. Beyond it, arithmetic on clocks might overflow, and nobody means it.
@@ -120,15 +120,22 @@ pub(super) fn service_name(text: &str) -> Result<String, Wrong> {
 
 /// Parses one of several words.
 pub(super) fn choice<T: Copy>(words: &[(&str, T)]) -> impl Fn(&str) -> Result<T, Wrong> {
-    move |text| {
-        words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
-            let right = match nearest(text, words.iter().map(|(word, _)| *word)) {
-                Some(near) => format!("did you mean \"{near}\"?"),
-                None => one_of(words.iter().map(|(word, _)| *word)),
-            };
-            wrong(format!("{text:?} is not a choice"), right)
-        })
-    }
+    move |text| chosen(words, text, nearest(text, words.iter().map(|(word, _)| *word)))
+}
+
+/// Parses one of several names. One that differs in more than a letter may be another's name: gitlab is not github.
+pub(super) fn choice_of_names<T: Copy>(names: &[(&str, T)]) -> impl Fn(&str) -> Result<T, Wrong> {
+    move |text| chosen(names, text, nearest_within(1, text, names.iter().map(|(name, _)| *name)))
+}
+
+fn chosen<T: Copy>(words: &[(&str, T)], text: &str, near: Option<&str>) -> Result<T, Wrong> {
+    words.iter().find(|(word, _)| *word == text).map(|(_, value)| *value).ok_or_else(|| {
+        let right = match near {
+            Some(near) => format!("did you mean \"{near}\"?"),
+            None => one_of(words.iter().map(|(word, _)| *word)),
+        };
+        wrong(format!("{text:?} is not a choice"), right)
+    })
 }
 
 /// The word for a value that [`choice`] parses.

@@ -16,7 +16,7 @@ use super::Environment;
 use super::mistakes::{Origin, Wrong, wrong};
 use super::signed::{print_template, template};
 use super::tree::Section;
-use super::values::{at_least, choice, field_name, word};
+use super::values::{at_least, choice, choice_of_names, field_name, word};
 
 /// What a route demands of webhooks.
 #[derive(Clone, Debug)]
@@ -266,7 +266,7 @@ pub(super) fn read(route: &mut Section<'_>, environment: &Environment) -> Option
     let mut section = route.section("verify");
     // Something else than a section is reported already, and stands nowhere.
     let is_given = is_written && section.head != Origin::BuiltIn;
-    let signer = section.text("preset", choice(&SIGNERS)).map(|located| located.value);
+    let signer = section.text("preset", choice_of_names(&SIGNERS)).map(|located| located.value);
     let is_spelled = section.has("hmac");
     let spelled = hmac(&mut section, is_spelled);
     let secrets = secrets(&mut section, environment);
@@ -387,8 +387,13 @@ fn secrets(section: &mut Section<'_>, environment: &Environment) -> Vec<SecretSo
         let entries = value.as_array().ok_or_else(|| wrong("this is not a list of places of secrets", right))?;
         let mut places = Vec::new();
         for entry in entries.iter() {
-            let place = place(entry.get_ref()).ok_or_else(|| {
-                wrong("an entry does not say where a secret is; the secret itself does not stand here", right)
+            let entry = entry.get_ref();
+            if entry.as_table().is_some_and(|entry| entry.contains_key("file") && entry.contains_key("env")) {
+                return Err(wrong("an entry says by `file` and by `env` where a secret is", "keep one of them"));
+            }
+            let place = place(entry).ok_or_else(|| {
+                let right = format!("do not write the secret here; {right}");
+                wrong("an entry does not say where a secret is", right)
             })?;
             if places.contains(&place) {
                 return Err(wrong("a secret is named twice", "name it once"));
