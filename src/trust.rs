@@ -200,10 +200,16 @@ pub fn advice(error: &Error) -> Option<&'static str> {
         (CertificateError::UnknownIssuer, _) => Some(
             "nobody who is trusted has signed its certificate: name that authority, or the certificate itself, in ca_file",
         ),
-        (_, Some(webpki::Error::CaUsedAsEndEntity)) => Some(
-            "its certificate is an authority's own (CA:TRUE) and is trusted only if ca_file has that very certificate, or one \
-             with basicConstraints=CA:FALSE is used",
-        ),
+        (_, Some(webpki::Error::CaUsedAsEndEntity)) => {
+            Some("its certificate is an authority's own (CA:TRUE): put its certificate into ca_file")
+        }
+        // The name of an authority is in the file, and another key.
+        (
+            CertificateError::BadSignature
+            | CertificateError::UnsupportedSignatureAlgorithmContext { .. }
+            | CertificateError::UnsupportedSignatureAlgorithmForPublicKeyContext { .. },
+            _,
+        ) => Some("ca_file has another certificate of this name; put the new one there"),
         (_, Some(webpki::Error::UnsupportedCertVersion)) => Some(
             "its certificate is of X.509 version 1: make it with extensions, as openssl req -x509 -addext \
              \"subjectAltName=DNS:HOST\" does",
