@@ -109,15 +109,18 @@ impl From<Listener> for Door {
 
 /// Why a place could not be listened on.
 #[derive(Debug, Error)]
-#[error("cannot listen on {place}: {}", reason(.source))]
+#[error("cannot listen on {place}: {}", reason(.place, .source))]
 pub struct BindError {
     place: String,
     source: io::Error,
 }
 
-fn reason(error: &io::Error) -> &'static str {
+fn reason(place: &str, error: &io::Error) -> &'static str {
     match error.kind() {
-        io::ErrorKind::AddrInUse => "another process is listening there",
+        io::ErrorKind::AddrInUse if place.starts_with("unix:") => {
+            "another process is listening there; stop it, or choose another path"
+        }
+        io::ErrorKind::AddrInUse => "another process is listening there; stop it, or choose another port",
         io::ErrorKind::AddrNotAvailable => "this machine does not have that address",
         io::ErrorKind::PermissionDenied => "it is not permitted (ports below 1024 need a privilege)",
         io::ErrorKind::AlreadyExists => "there is a file that is no socket",
@@ -312,7 +315,10 @@ mod tests {
     fn a_port_in_use_is_refused_by_name() {
         let first = bind("127.0.0.1:0".parse().unwrap()).unwrap();
         let error = bind(first.address()).unwrap_err();
-        let expected = format!("cannot listen on {}: another process is listening there", first.address());
+        let expected = format!(
+            "cannot listen on {}: another process is listening there; stop it, or choose another port",
+            first.address()
+        );
         assert_eq!(error.to_string(), expected);
     }
 

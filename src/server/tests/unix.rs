@@ -39,7 +39,10 @@ fn a_socket_left_behind_is_replaced_and_one_in_use_is_not() {
     assert!(path.exists(), "as a crash leaves it");
     let door = open(&path).unwrap();
     assert_eq!(door.to_string(), format!("unix:{}", path.display()));
-    let expected = format!("cannot listen on unix:{}: another process is listening there", path.display());
+    let expected = format!(
+        "cannot listen on unix:{}: another process is listening there; stop it, or choose another path",
+        path.display()
+    );
     assert_eq!(open(&path).unwrap_err(), expected);
     assert!(path.exists(), "it was not stolen");
     drop(door);
