@@ -34,7 +34,8 @@ pub async fn note_upstream(store: Arc<dyn Store>, upstream: String) {
                 earlier = last,
                 now = upstream,
                 "the records of this store were made with another --upstream: its keys do not count for this one, and a \
-                 request that was executed there is executed again here"
+                 request that was executed there is executed again here; give each upstream a --store of its own, unless you \
+                 mean it"
             );
             let id = id();
             if let Err(error) = store.forget(&id, record.token, true).await {
