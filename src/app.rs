@@ -12,6 +12,7 @@ use tokio::signal::unix::{SignalKind, signal};
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
+use self::introduction::Introduction;
 use self::reload::Reloader;
 use crate::admin::{self, AdminState};
 use crate::config::store::Backend;
@@ -157,7 +158,6 @@ impl App {
         let admin = config.admin.listen.map(server::bind).transpose();
         let admin =
             admin.map_err(|source| RunError::Bind { setting: "admin.listen", flag: "--admin-listen", source })?;
-        introduction::introduce(&config, &doors);
         for route in &config.routes {
             tracing::info!(route = &*route.name, callers = route.callers(), "route");
         }
@@ -246,6 +246,13 @@ impl App {
         }
         for door in &doors {
             tracing::info!(listener = "proxy", address = %door, tls = door.is_secured(), "listening");
+        }
+        // It invites to a try, which works once the store does.
+        let introduction = Introduction::new(&config, &doors);
+        if store.ready().is_ok() {
+            introduction.say();
+        } else {
+            parts.spawn(introduction.say_when_ready(store.for_core()));
         }
         ready.set(true);
         let failed = Signal::new();

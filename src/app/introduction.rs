@@ -3,41 +3,76 @@
 //! For people as sentences; for machines as fields.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
 
 use http::{HeaderName, Method};
+use tokio::time::sleep;
 
 use crate::config::{Config, KeySource, LogFormat, Route};
 use crate::server::Door;
+use crate::store::Store;
 
 /// The key of the request to try.
 const KEY: &str = "try-1";
 
+/// The preset of routes that a try should not surprise.
+const PAYMENT: &str = "payment";
+
 /// How many routes are introduced; the rest is counted.
 const ROUTES: usize = 2;
 
-/// Says it, now that the addresses are known.
-pub(super) fn introduce(config: &Config, doors: &[Door]) {
-    let Some(door) = doors.first() else { return };
-    let (url, store) = (url(door), config.store.shown());
-    let curl = config.routes.iter().find_map(|route| curl(&url, route));
-    if config.log.format == LogFormat::Json {
-        for Route { name, preset, upstream, .. } in config.routes.iter().take(ROUTES).map(AsRef::as_ref) {
-            let upstream = upstream.shown();
-            tracing::info!(url, upstream, route = &**name, preset, store, curl, "serving");
+/// How often a store that is away is looked at.
+const BETWEEN_LOOKS: Duration = Duration::from_millis(100);
+
+/// What is to be said, once, when all works.
+pub(super) struct Introduction {
+    url: Option<String>,
+    config: Config,
+}
+
+impl Introduction {
+    /// Of a proxy that listens there.
+    pub(super) fn new(config: &Config, doors: &[Door]) -> Introduction {
+        Introduction { url: doors.first().map(url), config: config.clone() }
+    }
+
+    /// Says it when the store can be used.
+    pub(super) async fn say_when_ready(self, store: Arc<dyn Store>) {
+        while store.ready().is_err() {
+            sleep(BETWEEN_LOOKS).await;
         }
-        return;
+        self.say();
     }
-    for route in config.routes.iter().take(ROUTES) {
-        let Route { name, preset, upstream, .. } = &**route;
-        let called = called(&url, route);
-        tracing::info!("{called} goes to {} (route {name}, preset {preset}); records in {store}", upstream.shown());
-    }
-    let more = config.routes.len().saturating_sub(ROUTES);
-    if more > 0 {
-        tracing::info!("and {more} more routes; `onceproxy check` prints all settings");
-    }
-    if let Some(curl) = curl {
-        tracing::info!("to see it work, run this twice: {curl}");
+
+    /// Says it.
+    pub(super) fn say(&self) {
+        let Some(url) = self.url.as_deref() else { return };
+        let (routes, store) = (&self.config.routes, self.config.store.shown());
+        let tried = routes.iter().find_map(|route| Some((route, curl(url, route)?)));
+        if self.config.log.format == LogFormat::Json {
+            let curl = tried.map(|(_, curl)| curl);
+            for route in routes.iter().take(ROUTES) {
+                let Route { name, preset, upstream, host, .. } = &**route;
+                let (url, host, upstream) = (called(url, route), host.as_deref(), upstream.shown());
+                tracing::info!(url, host, upstream, route = &**name, preset, store, curl, "serving");
+            }
+            return;
+        }
+        for route in routes.iter().take(ROUTES) {
+            let Route { name, preset, upstream, host, .. } = &**route;
+            let host = host.as_ref().map(|host| format!(" for the host {host}")).unwrap_or_default();
+            let (called, upstream) = (called(url, route), upstream.shown());
+            tracing::info!("{called}{host} goes to {upstream} (route {name}, preset {preset}); records in {store}");
+        }
+        let more = routes.len().saturating_sub(ROUTES);
+        if more > 0 {
+            tracing::info!("and {more} more routes; `onceproxy check` prints all settings");
+        }
+        if let Some((route, curl)) = tried {
+            let warning = if route.preset == PAYMENT { " (the first one reaches the upstream)" } else { "" };
+            tracing::info!("to see it work, run this twice{warning}: {curl}");
+        }
     }
 }
 
@@ -57,13 +92,12 @@ fn url(door: &Door) -> String {
 /// What of it the route takes.
 fn called(url: &str, route: &Route) -> String {
     let path = if route.path == "/" { "" } else { route.path.as_str() };
-    let host = route.host.as_ref().map(|host| format!(" for the host {host}")).unwrap_or_default();
-    format!("{url}{path}{host}")
+    format!("{url}{path}")
 }
 
-/// A command that sends a request with a key; none where a key cannot be guessed.
+/// A command that sends a request with a key; none where a key cannot be guessed, or a signature is asked for.
 fn curl(url: &str, route: &Route) -> Option<String> {
-    if route.upstream.egress.is_some() {
+    if route.upstream.egress.is_some() || route.verify.is_some() {
         return None;
     }
     let method = route.methods.iter().find(|method| **method == Method::POST).or(route.methods.first())?;
@@ -150,7 +184,8 @@ mod tests {
         ] {
             assert_eq!(curl_of(lines).as_deref(), Some(command), "{lines}");
         }
-        for lines in ["key = [\"json:/a/b\"]", "methods = []"] {
+        let signed = "[route.verify]\npreset = \"github\"\nsecrets = [{ file = \"f\" }]";
+        for lines in ["key = [\"json:/a/b\"]", "methods = []", signed] {
             assert_eq!(curl_of(lines), None, "{lines}");
         }
     }

@@ -177,8 +177,8 @@ async fn the_first_lines_say_what_to_call_and_how_to_try_it() {
     let (upstream, folder) = (Upstream::start(), tempfile::tempdir().unwrap());
     let to = format!("http://{}", upstream.address);
     let served = Served::start(folder.path(), &["--upstream", &to]);
-    let log = served.logged("listener=\"proxy\"").await;
-    assert!(log.lines().take(3).skip(1).all(|line| line.contains("onceproxy::app::introduction: ")), "{log}");
+    let log = served.logged("to see it work").await;
+    assert!(log.find("listener=").unwrap() < log.find("app::introduction").unwrap(), "first it listens: {log}");
     let [calls, try_it] = said_by(&log, "app::introduction")[..] else { panic!("{log}") };
     let url = calls.split(' ').next().unwrap();
     assert_eq!(calls, format!("{url} goes to {to} (route default, preset api); records in disk:./onceproxy-data"));
@@ -215,6 +215,7 @@ async fn flags_say_what_the_upstream_is_for_and_where_its_callers_put_the_key() 
     let [calls, try_it] = said_by(&log, "app::introduction")[..] else { panic!("{log}") };
     assert!(calls.ends_with("(route default, preset payment); records in disk:./onceproxy-data"), "{calls}");
     assert!(try_it.contains("-H 'X-Payment-Id: try-1'"), "{try_it}");
+    assert!(try_it.contains("run this twice (the first one reaches the upstream): curl"), "{try_it}");
     let address = calls.strip_prefix("http://").unwrap().split(' ').next().unwrap().parse().unwrap();
     let pay = |header: &str| Request::pay().field(header, "p-1");
     pay("X-Payment-Id").send(address).await.assert_executed(201);
@@ -230,24 +231,25 @@ async fn flags_say_what_the_upstream_is_for_and_where_its_callers_put_the_key() 
 async fn machines_get_the_first_lines_as_fields() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("onceproxy.toml");
-    let route = |name: &str, path: &str| {
-        format!(
-            "[[route]]\nname = \"{name}\"\npath = \"{path}\"\nupstream = \"http://127.0.0.1:1\"\npreset = \"payment\"\n"
-        )
+    let route = |name: &str, place: &str| {
+        format!("[[route]]\nname = \"{name}\"\n{place}\nupstream = \"http://127.0.0.1:1\"\npreset = \"payment\"\n")
     };
-    let routes = [route("first", "/a/"), route("second", "/b/"), route("third", "/c/")].concat();
+    let second = route("second", "path = \"/b/\"\nhost = \"b.example\"");
+    let routes = [route("first", "path = \"/a/\""), second, route("third", "path = \"/c/\"")].concat();
     std::fs::write(&file, format!("[log]\nformat = \"json\"\n[store]\nurl = \"memory:\"\n{routes}")).unwrap();
     let served = Served::start(folder.path(), &["--config", file.to_str().unwrap()]);
-    let log = served.logged("\"listener\":\"proxy\"").await;
+    let log = served.logged("\"route\":\"second\",\"preset\"").await;
     let lines = log.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     let serving: Vec<_> = lines.filter(|line| line["message"] == "serving").collect();
     let [first, second] = &serving[..] else { panic!("{log}") };
-    for (line, route) in [(first, "first"), (second, "second")] {
+    for (line, route, path) in [(first, "first", "/a/"), (second, "second", "/b/")] {
         let said = ["route", "upstream", "preset", "store"].map(|name| line[name].as_str().unwrap());
         assert_eq!(said, [route, "http://127.0.0.1:1", "payment", "memory:"], "{line}");
-        assert!(line["url"].as_str().unwrap().starts_with("http://127.0.0.1:"), "{line}");
+        let url = line["url"].as_str().unwrap();
+        assert!(url.starts_with("http://127.0.0.1:") && url.ends_with(path), "{line}");
         assert!(line["curl"].as_str().unwrap().contains("/a/ -H 'Idempotency-Key: try-1'"), "{line}");
     }
+    assert_eq!((first.get("host"), &second["host"]), (None, &Value::from("b.example")));
 }
 
 /// Paths that not even root can use.
@@ -267,6 +269,25 @@ async fn a_store_folder_that_cannot_be_used_stops_the_start() {
         assert!(last.starts_with("error: cannot open the store: the folder ") && last.contains(why), "{log}");
         assert!(last.contains("--store disk:DIR"), "{log}");
         assert!(!log.contains("listener="), "nobody is to connect: {log}");
+    }
+}
+
+#[tokio::test]
+async fn a_store_folder_with_files_that_cannot_be_read_stops_the_start() {
+    for (file, content) in
+        [("records.redb", &b"no records"[..]), ("format", b"onceproxy records, format 9\n"), ("format", b"\xff\xfe")]
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let dir = folder.path().join("onceproxy-data");
+        std::fs::create_dir(&dir).unwrap();
+        std::fs::write(dir.join(file), content).unwrap();
+        let mut served = Served::start(folder.path(), &["--upstream", "http://127.0.0.1:1"]);
+        let (code, log) = (served.ended().await, served.log());
+        assert_eq!(code, 1, "{file}: {log}");
+        let last = log.lines().last().unwrap();
+        assert!(last.starts_with("error: cannot open the store: ") && last.contains(file), "{log}");
+        assert!(last.contains("in another folder its keys may run again"), "{log}");
+        assert!(said_by(&log, "app::introduction").is_empty(), "nothing is served: {log}");
     }
 }
 
@@ -302,10 +323,14 @@ async fn a_store_folder_that_is_held_is_waited_for() {
     let store = format!("disk:{}", folder.path().join("onceproxy-data").display());
     let second = Served::start(other.path(), &["--upstream", "http://127.0.0.1:1", "--store", &store]);
     let log = second.logged("is held by process").await;
-    assert!(log.contains("waiting, and trying again"), "{log}");
-    second.logged("listener=\"proxy\"").await;
+    assert!(log.contains("waiting, and trying again") && log.contains("get 503 until then"), "{log}");
+    assert!(log.contains("stop that process, or name another folder by --store"), "{log}");
+    let log = second.logged("listener=\"proxy\"").await;
+    assert!(said_by(&log, "app::introduction").is_empty(), "nothing works yet: {log}");
     first.stop().await;
-    second.logged("the store was tried, and works").await;
+    let log = second.logged("the store was tried, and works").await;
+    assert_eq!(log.matches("is held by").count(), 1, "{log}");
+    second.logged("to see it work").await;
     second.stop().await;
 }
 
@@ -345,6 +370,7 @@ async fn records_of_another_upstream_are_told_of_at_start() {
             assert_eq!(log.contains(OTHER), told, "{store}: {upstream}: {log}");
             let authority = |upstream: &str| upstream.replace("http://", "");
             if told {
+                assert!(log.contains("give each upstream a --store of its own"), "{log}");
                 let earlier = if upstream == one { two } else { one };
                 assert!(log.contains(&format!("earlier=\"{}\"", authority(earlier))), "{log}");
             }
