@@ -250,7 +250,7 @@ async fn a_crash_leaves_a_socket_that_is_replaced_and_a_stop_leaves_none() {
     assert_eq!(second.status.code(), Some(1), "{second:?}");
     assert!(
         String::from_utf8_lossy(&second.stderr)
-            .contains("another process is listening there; stop it, or choose another port"),
+            .contains("another process is listening there; stop it, or choose another path"),
         "{second:?}"
     );
     assert!(doors.curl(Way::Unix1, "/", &[]).await.starts_with("HTTP/1.1 201 "));
