@@ -8,6 +8,7 @@
 mod form;
 mod json;
 mod multipart;
+mod remembered;
 mod target;
 
 pub mod credentials;
@@ -24,6 +25,7 @@ use crate::config::{self, BodyMode, OPERATION};
 use crate::record;
 use credentials::Compared;
 use json::Ignored;
+use remembered::Part;
 use target::IgnoredQuery;
 
 /// Changes whenever the same request would get another digest; stored digests of other versions are not compared.
@@ -151,7 +153,7 @@ impl Policy {
             target::digest(head),
             host.digest(),
             operation.unwrap_or(record::Parts::NONE),
-            fields(&head.headers, &[CONTENT_TYPE, CONTENT_ENCODING]).unwrap_or(record::Parts::NONE),
+            content(&head.headers),
             body_hash.map_or(record::Parts::UNREAD, |hash| short(&hash)),
         ]);
         let mut transcript = Transcript::new();
@@ -215,6 +217,17 @@ fn fields<const N: usize>(headers: &HeaderMap, names: &[HeaderName; N]) -> Optio
     let mut transcript = Transcript::new();
     names.iter().for_each(|name| transcript.field(headers, name));
     Some(short(&transcript.finish()))
+}
+
+/// A short digest of what the head says of the body.
+fn content(headers: &HeaderMap) -> [u8; 16] {
+    let hashed = || fields(headers, &[CONTENT_TYPE, CONTENT_ENCODING]).unwrap_or(record::Parts::NONE);
+    match content_type(headers) {
+        Some(only) if !headers.contains_key(CONTENT_ENCODING) => {
+            remembered::digest(Part::ContentType, only, b"", hashed)
+        }
+        _ => hashed(),
+    }
 }
 
 fn short<const N: usize>(digest: &[u8; 32]) -> [u8; N] {

@@ -6,15 +6,19 @@ use http::request::Parts;
 
 use super::super::key::pairs::pairs;
 use super::super::key::transcript::Transcript;
+use super::remembered::{self, Part};
 use super::short;
 use crate::record;
 
 /// A short digest of method, path and query as they came.
 pub(super) fn digest(head: &Parts) -> [u8; 16] {
-    let mut transcript = Transcript::new();
-    transcript.part(head.method.as_str().as_bytes());
-    transcript.part(path_and_query(head).as_bytes());
-    short(&transcript.finish())
+    let (method, target) = (head.method.as_str().as_bytes(), path_and_query(head).as_bytes());
+    remembered::digest(Part::Target, method, target, || {
+        let mut transcript = Transcript::new();
+        transcript.part(method);
+        transcript.part(target);
+        short(&transcript.finish())
+    })
 }
 
 fn path_and_query(head: &Parts) -> &str {
@@ -79,8 +83,10 @@ impl Host<'_> {
         if self.0.is_empty() {
             return record::Parts::NONE;
         }
-        let mut transcript = Transcript::new();
-        self.add(&mut transcript);
-        short(&transcript.finish())
+        remembered::digest(Part::Host, self.0.as_bytes(), b"", || {
+            let mut transcript = Transcript::new();
+            self.add(&mut transcript);
+            short(&transcript.finish())
+        })
     }
 }
