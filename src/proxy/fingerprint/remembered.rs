@@ -65,8 +65,10 @@ mod tests {
         assert_eq!(of(Part::Host, "POST/", "a", 4), 4);
         assert_eq!(of(Part::Target, "POST", "/ab", 5), 5);
         assert_eq!(of(Part::Target, "POST", "/a", 6), 6);
-        assert_eq!(of(Part::Target, "", "", 7), 7);
+        assert_eq!(of(Part::Target, "POST", "/b", 7), 7, "the second alone is another");
+        assert_eq!(of(Part::Target, "PUSH", "/b", 8), 8, "the first alone is another");
+        assert_eq!(of(Part::Target, "", "", 9), 9);
         let long = "x".repeat(LONGEST);
-        assert_eq!((of(Part::Host, &long, "y", 8), of(Part::Host, &long, "y", 9)), (8, 9), "too long to remember");
+        assert_eq!((of(Part::Host, &long, "y", 10), of(Part::Host, &long, "y", 11)), (10, 11), "too long to remember");
     }
 }
