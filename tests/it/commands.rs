@@ -349,3 +349,18 @@ async fn a_token_that_is_no_token_is_wrong_usage() {
     let id = claim.id.to_string();
     proxy.run(&["records", "forget", &id, "--token", "1"]).await.failed(2, &["must be the UUID"]);
 }
+
+/// The main job, as the README's first command shows it: what it prints is the table that stands there.
+#[tokio::test]
+async fn the_demonstration_ends_as_the_readme_shows_it() {
+    let ran = run(&["demo", "--once"], &[]).await;
+    assert_eq!(ran.code, 0, "{}{}", ran.out, ran.err);
+    let readme = include_str!("../../README.md");
+    let table =
+        readme.split("```").find(|block| block.contains("what is sent")).expect("the table of the demonstration");
+    let rows: Vec<_> = table.lines().skip(1).map(str::trim_end).filter(|row| !row.is_empty()).collect();
+    assert_eq!(rows.len(), 7, "{table}");
+    for row in rows {
+        assert!(ran.out.lines().any(|line| line.trim_end() == row), "{row}\nis not in\n{}", ran.out);
+    }
+}

@@ -4,6 +4,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
+use http::header::HOST;
 use reqwest::Client;
 use serde_json::Value;
 
@@ -12,6 +13,8 @@ use super::upstream::{SLOW, Upstream};
 
 /// How many scenes there are.
 pub(super) const COUNT: usize = 6;
+/// The host that clients call. It counts when requests are compared, and the proxy that takes over has another port.
+const HOST_NAME: &str = "shop.example";
 /// The duplicates that come at once.
 const CROWD: usize = 50;
 
@@ -176,6 +179,7 @@ impl Scenes {
     fn request(&self, path: &str, key: &str, amount: u32) -> reqwest::RequestBuilder {
         self.client
             .post(format!("http://{}/{path}", self.proxy().address()))
+            .header(HOST, HOST_NAME)
             .header("Idempotency-Key", format!("\"{key}\""))
             .json(&serde_json::json!({ "amount": amount }))
     }
