@@ -43,6 +43,8 @@ pub mod alarm;
 
 pub mod chain;
 
+pub mod seldom;
+
 pub mod trust;
 
 pub mod fields;

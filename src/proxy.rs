@@ -257,7 +257,7 @@ impl Core {
         peer: Peer,
         notes: &Notes,
     ) -> Result<Answer, Problem> {
-        unread::note(self.shared.recent.told(), &route.config.name, &head.headers, &route.metrics);
+        unread::note(&self.shared.unread, &route.config.name, &head.headers, &route.metrics);
         let in_flight = match InFlight::enter(&self.shared, route) {
             Ok(in_flight) => in_flight,
             Err(problem) => {

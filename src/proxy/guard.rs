@@ -12,7 +12,6 @@ use http::{Method, request};
 mod authorize;
 mod inquiry;
 mod secrets;
-mod seldom;
 mod twilio;
 mod verify;
 

@@ -4,38 +4,33 @@
 //! in the log that it failed. Here the hand-backs take turns while the store does not answer, and each kind of failure is
 //! told once a second. Separate from [`super::claim`], which says what is handed back and for how long.
 
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use tokio::sync::{Semaphore, SemaphorePermit};
-use tokio::time::Instant;
 
 use crate::chain::Chain;
 use crate::record::RecordId;
+use crate::seldom::Seldom;
 use crate::store::StoreError;
 
 /// So many may be under way of which no answer is known to come.
 const FEWEST: usize = 32;
 /// So many may be under way at a store that answers. Round trips share connections, so this bounds no round trip.
 const MOST: usize = 8192;
-/// How often a failure of one kind is told.
-const SELDOM: Duration = Duration::from_secs(1);
 
 /// The outage of the store as the requests of one route see it, on all cores.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Outage {
     /// For hand-backs.
     pub turns: Turns,
-    told: Mutex<BTreeMap<(&'static str, &'static str), Told>>,
+    /// By operation and kind of error.
+    failures: Seldom<(&'static str, &'static str)>,
 }
 
-/// When a failure was told last, and how many were not since.
-#[derive(Clone, Copy, Debug)]
-struct Told {
-    at: Instant,
-    left_out: u64,
+impl Default for Outage {
+    fn default() -> Outage {
+        Outage { turns: Turns::default(), failures: Seldom::each_second() }
+    }
 }
 
 impl Outage {
@@ -44,29 +39,11 @@ impl Outage {
     pub fn warn(&self, id: &RecordId, error: &StoreError, what: &'static str) {
         let kind = error.kind.as_str();
         let error = Chain(error);
-        match self.is_due(what, kind) {
+        match self.failures.count((what, kind)) {
             Some(0) => tracing::warn!(record = %id, kind, %error, "{what}"),
             Some(left_out) => tracing::warn!(record = %id, kind, %error, left_out, "{what}"),
             None => tracing::debug!(record = %id, kind, %error, "{what}"),
         }
-    }
-
-    /// How many were left out, if it is time to tell again.
-    fn is_due(&self, what: &'static str, kind: &'static str) -> Option<u64> {
-        let now = Instant::now();
-        // A map of a few entries, whole whenever the lock is free.
-        let mut all = self.told.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(told) = all.get_mut(&(what, kind)) else {
-            all.insert((what, kind), Told { at: now, left_out: 0 });
-            return Some(0);
-        };
-        if now.duration_since(told.at) < SELDOM {
-            told.left_out += 1;
-            return None;
-        }
-        let left_out = told.left_out;
-        *told = Told { at: now, left_out: 0 };
-        Some(left_out)
     }
 }
 
@@ -125,9 +102,11 @@ impl Turn<'_> {
 mod tests {
     use std::sync::Arc;
     use std::sync::atomic::AtomicBool;
+    use std::time::Duration;
+
+    use tokio::time::Instant;
 
     use super::*;
-    use crate::store::StoreErrorKind;
 
     /// A store that hangs until it is awake, and then takes this long for each answer.
     struct Sleeper {
@@ -199,21 +178,5 @@ mod tests {
         assert_eq!(turns.free.available_permits(), FEWEST);
         drop(turns.take().await);
         assert_eq!(turns.free.available_permits(), FEWEST, "a turn that was cut off is over");
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn a_kind_is_told_once_a_second_and_says_how_many_were_left_out() {
-        let outage = Outage::default();
-        let [timed_out, refused] = [StoreErrorKind::TimedOut, StoreErrorKind::Refused].map(StoreErrorKind::as_str);
-        assert_eq!(outage.is_due("claim failed", timed_out), Some(0));
-        for _ in 0..1000 {
-            assert_eq!(outage.is_due("claim failed", timed_out), None);
-        }
-        assert_eq!(outage.is_due("claim failed", refused), Some(0), "another kind");
-        assert_eq!(outage.is_due("look failed", timed_out), Some(0), "another operation");
-        tokio::time::advance(SELDOM).await;
-        assert_eq!(outage.is_due("claim failed", timed_out), Some(1000));
-        tokio::time::advance(SELDOM).await;
-        assert_eq!(outage.is_due("claim failed", timed_out), Some(0));
     }
 }

@@ -10,9 +10,9 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use super::key::Identity;
-use super::unread::Told;
 use crate::metrics::RouteMetrics;
 use crate::record::Fingerprint;
+use crate::seldom::Seldom;
 
 const SHARDS: usize = 16;
 /// Entries of a shard and generation. Two generations of two tables: at most some 12 MiB in all.
@@ -24,7 +24,8 @@ const GENERATION: Duration = Duration::from_secs(180);
 #[derive(Debug)]
 pub struct Recent {
     shards: Vec<Mutex<Shard>>,
-    told: Told,
+    /// By route, of requests under another scope.
+    rescoped: Seldom<String>,
 }
 
 #[derive(Debug)]
@@ -40,12 +41,7 @@ impl Recent {
     /// Nothing yet.
     pub fn new() -> Arc<Recent> {
         let shard = || Shard { begun: Instant::now(), keys: Default::default(), scopes: Default::default() };
-        Arc::new(Recent { shards: (0..SHARDS).map(|_| Mutex::new(shard())).collect(), told: Told::default() })
-    }
-
-    /// What was told of such clients in the last minute.
-    pub fn told(&self) -> &Told {
-        &self.told
+        Arc::new(Recent { shards: (0..SHARDS).map(|_| Mutex::new(shard())).collect(), rescoped: Seldom::each_minute() })
     }
 
     /// Notes a request that is about to be executed, and counts it if it looks like a retry under another name.
@@ -59,8 +55,8 @@ impl Recent {
         }
         if seen_otherwise(&mut shard.scopes, request ^ identity.key_hash.rotate_left(32), identity.scope_hash) {
             metrics.same_request_new_scope.inc();
-            if self.told.is_due(identity.id.route(), "scope") {
-                tracing::warn!(record = %identity.id, "same key and request under another scope: does a credential change?");
+            if let Some(left_out) = self.rescoped.count(identity.id.route().to_owned()) {
+                tracing::warn!(record = %identity.id, left_out, "same key and request under another scope: does a credential change?");
             }
         }
     }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::budget::Budget;
 use super::flights::Flights;
 use super::recent::Recent;
+use super::unread::Unread;
 use crate::config::Limits;
 use crate::metrics::Metrics;
 use crate::shutdown::{Signal, Tasks};
@@ -18,6 +19,7 @@ use crate::trace::Tracer;
 pub struct Shared {
     pub(super) flights: Arc<Flights>,
     pub(super) recent: Arc<Recent>,
+    pub(super) unread: Arc<Unread>,
     pub(super) in_flight: Budget,
     pub(super) waiting: Budget,
     pub(super) buffered: Budget,
@@ -37,6 +39,7 @@ impl Shared {
         Shared {
             flights: Flights::new(),
             recent: Recent::new(),
+            unread: Arc::new(Unread::each_minute()),
             in_flight: Budget::new(limits.in_flight),
             waiting: Budget::new(limits.waiting),
             buffered: Budget::shown_by(metrics.buffered_bytes(), limits.buffered),
@@ -53,6 +56,7 @@ impl Shared {
         Shared {
             flights: self.flights.for_another_core(),
             recent: self.recent.clone(),
+            unread: self.unread.clone(),
             in_flight: self.in_flight.for_another_core(),
             waiting: self.waiting.for_another_core(),
             buffered: self.buffered.for_another_core(),

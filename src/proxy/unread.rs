@@ -3,17 +3,13 @@
 //! The request passes, marked as unprotected. Whoever sent a key asked for more than that, so it is counted, and told in
 //! the log once a minute for each route and header.
 
-use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
-
 use http::HeaderMap;
-use tokio::time::Instant;
 
 use crate::metrics::RouteMetrics;
+use crate::seldom::Seldom;
 
-/// How often the same is told.
-const PAUSE: Duration = Duration::from_secs(60);
+/// What the log is told about: by route, and by the name of the header as metrics have it.
+pub type Unread = Seldom<(String, &'static str)>;
 
 /// The names under which keys come, as far as they have a label of their own. Those of single requests, such as
 /// `X-Request-Id`, are none: they change with every retry.
@@ -50,35 +46,16 @@ fn label(name: &str) -> Option<&'static str> {
     if is_spelling { Some(known.unwrap_or(OTHER)) } else { known }
 }
 
-/// What was told in the last minute: by route and what it was about.
-#[derive(Debug, Default)]
-pub struct Told(Mutex<HashMap<(String, &'static str), Instant>>);
-
-impl Told {
-    /// Whether it is time to tell this of a route again. Whoever hears yes tells it.
-    pub fn is_due(&self, route: &str, what: &'static str) -> bool {
-        let now = Instant::now();
-        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let last = told.insert((route.to_owned(), what), now);
-        match last {
-            Some(last) if now.duration_since(last) < PAUSE => {
-                told.insert((route.to_owned(), what), last);
-                false
-            }
-            _ => true,
-        }
-    }
-}
-
 /// Counts and tells the keys of a request that passes unprotected.
-pub fn note(told: &Told, route: &str, headers: &HeaderMap, metrics: &RouteMetrics) {
+pub fn note(unread: &Unread, route: &str, headers: &HeaderMap, metrics: &RouteMetrics) {
     for name in headers.keys() {
         let Some(header) = label(name.as_str()) else { continue };
         metrics.unprotected_key(header);
-        if told.is_due(route, header) {
+        if let Some(left_out) = unread.count((route.to_owned(), header)) {
             tracing::warn!(
                 route,
                 header = name.as_str(),
+                left_out,
                 "a request with a key passed unprotected: its method is not in `methods`, or no source in `key` reads this header"
             );
         }
@@ -112,14 +89,5 @@ mod tests {
         ] {
             assert_eq!(label(name), None, "{name}");
         }
-    }
-
-    #[tokio::test(start_paused = true)]
-    async fn each_is_told_once_a_minute() {
-        let told = Told::default();
-        assert!(told.is_due("a", "x") && !told.is_due("a", "x"));
-        assert!(told.is_due("b", "x") && told.is_due("a", "y"));
-        tokio::time::advance(PAUSE).await;
-        assert!(told.is_due("a", "x") && !told.is_due("a", "x"));
     }
 }

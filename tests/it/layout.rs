@@ -25,7 +25,13 @@ const MAY_USE: &[(&str, &[&str])] = &[
         ],
     ),
     ("server", &["chain", "config", "metrics", "shutdown"]),
-    ("proxy", &["alarm", "chain", "config", "fields", "record", "store", "upstream", "metrics", "shutdown", "trace"]),
+    (
+        "proxy",
+        &[
+            "alarm", "chain", "config", "fields", "record", "seldom", "store", "upstream", "metrics", "shutdown",
+            "trace",
+        ],
+    ),
     ("upstream", &["config", "metrics", "trust"]),
     ("admin", &["config", "fields", "record", "store", "metrics", "telemetry", "shutdown"]),
     ("store", &["alarm", "record", "config::store", "metrics", "trust"]),
@@ -35,6 +41,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("shutdown", &[]),
     ("alarm", &[]),
     ("chain", &[]),
+    ("seldom", &[]),
     ("fields", &[]),
     ("trust", &[]),
     ("telemetry", &["config"]),

@@ -5,6 +5,7 @@
 //! repeat, so a kept connection that turns out dead costs a second try and no refusal. No redirect is followed, and no
 //! proxy of the environment is used.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -14,13 +15,13 @@ use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
 use super::inquiry::Inquiry;
-use super::seldom::Seldom;
 use crate::chain::Chain;
 use crate::config;
 use crate::metrics::{AuthorizeMetrics, Authorized, Metrics};
 use crate::proxy::body::{Body, Pieces};
 use crate::proxy::headers;
 use crate::proxy::notes::{Asking, Notes};
+use crate::seldom::Seldom;
 use crate::upstream::{BoxError, Pool, RequestBody, ResponseBody, SendError, TlsSetupError};
 
 /// The largest body of a refusal that is passed on; of others no more is read either.
@@ -36,7 +37,7 @@ pub(super) struct Authorizer {
     timeout: Duration,
     pool: Pool,
     metrics: AuthorizeMetrics,
-    told: Seldom,
+    failures: Arc<Seldom<()>>,
 }
 
 /// What it said.
@@ -67,7 +68,7 @@ impl Authorizer {
             timeout: route.authorize_timeout,
             pool,
             metrics: metrics.authorizer(&route.name),
-            told: Seldom::default(),
+            failures: Arc::new(Seldom::each_minute()),
         })
     }
 
@@ -80,7 +81,7 @@ impl Authorizer {
             timeout: self.timeout,
             pool: lent.unwrap_or_else(|| self.pool.for_another_core()),
             metrics: self.metrics.clone(),
-            told: Seldom::default(),
+            failures: self.failures.clone(),
         }
     }
 
@@ -106,9 +107,11 @@ impl Authorizer {
         };
         self.metrics.asked(answer, began.elapsed());
         asking.ended(failed.is_some().then_some("authorizer-unavailable"));
-        if let Some(error) = failed.filter(|_| self.told.is_due()) {
+        if let Some(error) = failed
+            && let Some(left_out) = self.failures.count(())
+        {
             let (route, record, error) = (&self.route, &inquiry.record, Chain(&*error));
-            tracing::warn!(route, %record, %error, "the authorizer did not say; told once a minute, counted always");
+            tracing::warn!(route, %record, %error, left_out, "the authorizer did not say; told once a minute, counted always");
         }
         ruling
     }

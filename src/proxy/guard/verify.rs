@@ -10,12 +10,12 @@ use http::request;
 use ring::hmac;
 
 use super::secrets::{self, BASE64, SecretFault, hex};
-use super::seldom::Seldom;
 use super::twilio;
 use crate::config;
 use crate::config::verify::{Encoding, Hmac, Scheme, SignedPart, TimeOf};
 use crate::metrics::{Forgery, Metrics, SignatureMetrics};
 use crate::proxy::error::Problem;
+use crate::seldom::Seldom;
 
 /// A request whose sender is in question.
 pub(super) struct Delivery<'a> {
@@ -33,7 +33,7 @@ pub(super) struct Verifier {
     keys: Vec<hmac::Key>,
     tolerance: Duration,
     rejected: SignatureMetrics,
-    told: Seldom,
+    refusals: Seldom<()>,
 }
 
 impl Verifier {
@@ -45,7 +45,7 @@ impl Verifier {
             keys: secrets::read(verify)?,
             tolerance: verify.tolerance,
             rejected: metrics.signatures(route),
-            told: Seldom::default(),
+            refusals: Seldom::each_minute(),
         })
     }
 
@@ -53,9 +53,14 @@ impl Verifier {
     pub(super) fn check(&self, delivery: &Delivery<'_>) -> Result<(), Problem> {
         let Err(why) = self.judge(delivery, SystemTime::now()) else { return Ok(()) };
         self.rejected.count(why);
-        if self.told.is_due() {
+        if let Some(left_out) = self.refusals.count(()) {
             let (route, why) = (&self.route, why.as_str());
-            tracing::warn!(route, why, "a delivery was refused for its signature; told once a minute, counted always");
+            tracing::warn!(
+                route,
+                why,
+                left_out,
+                "a delivery was refused for its signature; told once a minute, counted always"
+            );
         }
         Err(Problem::forged(why))
     }
