@@ -139,17 +139,17 @@ impl PostgresStore {
         link: &Link,
         statement: &str,
         params: &[Param<'_>],
-        limits: Limits,
+        limits: &Limits,
     ) -> Result<Vec<tokio_postgres::Row>, StoreError> {
         ask(link, statement, params, limits).await.inspect_err(|error| self.shared.health.failed(error))
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let limits = self.limits();
-        health::admit_claim(&self.shared, &self.claims, limits).await?;
+        health::admit_claim(&self.shared, &self.claims, &limits).await?;
         let (hash, route, revision) = (Sixteen::of(&claim.id), claim.id.route(), fresh_revision());
         let (token, print) = (Sixteen::token(&claim.token), claim.imprint.fingerprint.to_bytes());
-        let (print, details) = (&print[..], row::block_of(claim.imprint.details.as_ref()));
+        let (print, details) = (&print[..], row::block_of(claim.imprint.details.as_deref()));
         let (lease, abandon_after) = (millis(claim.lease), millis(claim.abandon_after));
         let keep = claim.unknown_retention.map(millis);
         let params: [Param<'_>; 10] = [
@@ -164,26 +164,26 @@ impl PostgresStore {
             (&keep, Type::INT8),
             (&details, Type::BYTEA),
         ];
-        let found = Found::read(&self.ask(&self.claims, &self.shared.statements.claim, &params, limits).await?)?;
+        let found = Found::read(&self.ask(&self.claims, &self.shared.statements.claim, &params, &limits).await?)?;
         if found.done {
             return Ok(ClaimReply::Granted { attempts: 1, taken_over: None });
         }
         // Without a row the two crossed: it came after this statement began, or went before it ended.
         let found = found.row.is_some().then_some(found);
         let rule = |slot: &mut Slot, now| record::claim(slot, claim, now);
-        Box::pin(self.apply(&claim.id, Some(claim.token), found, limits, rule)).await
+        Box::pin(self.apply(&claim.id, Some(claim.token), found, &limits, rule)).await
     }
 
     async fn renew(&self, claim: &Claim) -> Result<RenewReply, StoreError> {
         let limits = self.limits();
         let (hash, token, lease) = (Sixteen::of(&claim.id), Sixteen::token(&claim.token), millis(claim.lease));
         let params: [Param<'_>; 3] = [(&hash, Type::UUID), (&token, Type::UUID), (&lease, Type::INT8)];
-        let found = Found::read(&self.ask(&self.claims, &self.shared.statements.renew, &params, limits).await?)?;
+        let found = Found::read(&self.ask(&self.claims, &self.shared.statements.renew, &params, &limits).await?)?;
         if found.done {
             return Ok(RenewReply::Extended);
         }
         let rule = |slot: &mut Slot, now| record::renew(slot, claim, now);
-        Box::pin(self.apply(&claim.id, Some(claim.token), Some(found), limits, rule)).await
+        Box::pin(self.apply(&claim.id, Some(claim.token), Some(found), &limits, rule)).await
     }
 
     async fn complete(
@@ -204,13 +204,13 @@ impl PostgresStore {
             (&fields, Type::BYTEA),
             (&body, Type::BYTEA),
         ];
-        let found = Found::read(&self.ask(&self.bodies, &self.shared.statements.complete, &params, limits).await?)?;
+        let found = Found::read(&self.ask(&self.bodies, &self.shared.statements.complete, &params, &limits).await?)?;
         if found.done {
             return Ok(CompleteReply::Stored);
         }
         let retention = Duration::from_millis(keep.unsigned_abs());
         let rule = |slot: &mut Slot, now| record::complete(slot, claim, response.clone(), retention, now);
-        Box::pin(self.apply(&claim.id, Some(claim.token), Some(found), limits, rule)).await
+        Box::pin(self.apply(&claim.id, Some(claim.token), Some(found), &limits, rule)).await
     }
 
     /// Reads the row, unless `found` is it, applies the rule, and writes the outcome if the row is still the same; and
@@ -220,7 +220,7 @@ impl PostgresStore {
         id: &RecordId,
         token: Option<Token>,
         mut found: Option<Found>,
-        limits: Limits,
+        limits: &Limits,
         rule: impl Fn(&mut Slot, Timestamp) -> R,
     ) -> Result<R, StoreError> {
         loop {
@@ -257,7 +257,7 @@ impl PostgresStore {
         }
     }
 
-    async fn read(&self, id: &RecordId, whole: bool, limits: Limits) -> Result<Found, StoreError> {
+    async fn read(&self, id: &RecordId, whole: bool, limits: &Limits) -> Result<Found, StoreError> {
         let statements = &self.shared.statements;
         let hash = Sixteen::of(id);
         let params: [Param<'_>; 1] = [(&hash, Type::UUID)];
@@ -276,7 +276,7 @@ impl PostgresStore {
         before: Option<&Stored>,
         record: Option<Option<Record>>,
         tombstones: &[(Token, Timestamp)],
-        limits: Limits,
+        limits: &Limits,
     ) -> Result<bool, StoreError> {
         let statements = &self.shared.statements;
         let hash = Sixteen::of(id);
@@ -313,7 +313,7 @@ impl PostgresStore {
 
 impl PostgresStore {
     async fn get(&self, id: &RecordId) -> Result<Option<Record>, StoreError> {
-        let Found { now, row, .. } = self.read(id, true, self.limits()).await?;
+        let Found { now, row, .. } = self.read(id, true, &self.limits()).await?;
         Ok(row.and_then(|row| row.record).and_then(|record| as_shown(record, now)))
     }
 
@@ -339,7 +339,7 @@ impl PostgresStore {
             (&state, Type::INT2),
             (&most, Type::INT8),
         ];
-        let rows = self.ask(&self.bodies, &self.shared.statements.list, &params, self.limits()).await?;
+        let rows = self.ask(&self.bodies, &self.shared.statements.list, &params, &self.limits()).await?;
         let is_last = rows.len() <= query.limit;
         let mut page = Page::default();
         for row in rows.iter().take(query.limit) {
@@ -380,7 +380,7 @@ impl Store for PostgresStore {
 
     fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
         let rule = |slot: &mut Slot, now| record::look(slot, asking, now);
-        Box::pin(async move { self.apply(id, None, None, self.limits(), rule).await })
+        Box::pin(async move { self.apply(id, None, None, &self.limits(), rule).await })
     }
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {
@@ -398,12 +398,12 @@ impl Store for PostgresStore {
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {
         let rule = |slot: &mut Slot, now| record::release(slot, claim, now);
-        Box::pin(async move { self.apply(&claim.id, Some(claim.token), None, self.limits(), rule).await })
+        Box::pin(async move { self.apply(&claim.id, Some(claim.token), None, &self.limits(), rule).await })
     }
 
     fn doubt<'a>(&'a self, claim: &'a Claim, reason: Reason, response: Option<&'a Response>) -> Answer<'a, DoubtReply> {
         let rule = move |slot: &mut Slot, now| record::doubt(slot, claim, reason, response.cloned(), now);
-        Box::pin(async move { self.apply(&claim.id, Some(claim.token), None, self.limits(), rule).await })
+        Box::pin(async move { self.apply(&claim.id, Some(claim.token), None, &self.limits(), rule).await })
     }
 
     fn resolve<'a>(
@@ -414,12 +414,12 @@ impl Store for PostgresStore {
         force: bool,
     ) -> Answer<'a, ResolveReply> {
         let rule = move |slot: &mut Slot, now| record::resolve(slot, token, finding.clone(), force, now);
-        Box::pin(async move { self.apply(id, Some(token), None, self.limits(), rule).await })
+        Box::pin(async move { self.apply(id, Some(token), None, &self.limits(), rule).await })
     }
 
     fn forget<'a>(&'a self, id: &'a RecordId, token: Token, force: bool) -> Answer<'a, ForgetReply> {
         let rule = move |slot: &mut Slot, now| record::forget(slot, token, force, now);
-        Box::pin(async move { self.apply(id, Some(token), None, self.limits(), rule).await })
+        Box::pin(async move { self.apply(id, Some(token), None, &self.limits(), rule).await })
     }
 
     fn get<'a>(&'a self, id: &'a RecordId) -> Answer<'a, Option<Record>> {
@@ -434,13 +434,13 @@ impl Store for PostgresStore {
         Box::pin(async move {
             let watch = Waiting::watch(&self.shared, id);
             let hash = Sixteen::of(id);
-            self.ask(&self.claims, &self.shared.statements.watch, &[(&hash, Type::UUID)], self.limits()).await?;
+            self.ask(&self.claims, &self.shared.statements.watch, &[(&hash, Type::UUID)], &self.limits()).await?;
             Ok(watch)
         })
     }
 
     fn inspect(&self) -> Answer<'_, Report> {
-        Box::pin(async { Box::pin(health::inspect(&self.shared, &self.claims, self.limits())).await })
+        Box::pin(async { Box::pin(health::inspect(&self.shared, &self.claims, &self.limits())).await })
     }
 
     fn ready(&self) -> Result<(), NotReady> {

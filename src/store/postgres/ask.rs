@@ -6,6 +6,7 @@
 use std::error::Error as _;
 use std::pin::pin;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
@@ -20,18 +21,18 @@ use crate::store::{StoreError, StoreErrorKind};
 const FIRST_PAUSE: Duration = Duration::from_millis(5);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
 
-/// How long an operation may take, and what is worth waiting for.
-#[derive(Clone, Copy)]
+/// How long an operation may take, what is worth waiting for, and whether a statement of it may have run.
 pub(super) struct Limits {
     start: Instant,
     timeout: Duration,
     patient: bool,
+    may_have_run: AtomicBool,
 }
 
 impl Limits {
     /// From now on this long.
     pub(super) fn new(timeout: Duration) -> Limits {
-        Limits { start: Instant::now(), timeout, patient: true }
+        Limits { start: Instant::now(), timeout, patient: true, may_have_run: AtomicBool::new(false) }
     }
 
     /// The same limits for which a server that refuses connections is an error at once.
@@ -55,9 +56,9 @@ pub(super) async fn ask(
     link: &Link,
     statement: &str,
     params: &[Param<'_>],
-    limits: Limits,
+    limits: &Limits,
 ) -> Result<Vec<Row>, StoreError> {
-    let (mut may_have_run, mut pause, mut earlier) = (false, FIRST_PAUSE, None);
+    let (mut pause, mut earlier) = (FIRST_PAUSE, None);
     loop {
         let carrier = OnceLock::new();
         let answered = {
@@ -74,7 +75,10 @@ pub(super) async fn ask(
             link.discard(connection);
         }
         let was_sent = carrier.get().is_some();
-        may_have_run |= was_sent && failure.may_have_run();
+        if was_sent && failure.may_have_run() {
+            // For all that follows: the operation's next statement may fail unsent, and a lost claim is a claim all the same.
+            limits.may_have_run.store(true, Ordering::Relaxed);
+        }
         let left = limits.deadline().saturating_duration_since(Instant::now());
         let is_hopeless = match failure {
             Failure::TimedOut | Failure::Busy(_) => false,
@@ -84,7 +88,7 @@ pub(super) async fn ask(
         if left <= pause || is_hopeless {
             // A last try that the deadline cut short says less than the one before it.
             let telling = earlier.filter(|_| matches!(failure, Failure::TimedOut)).unwrap_or(failure);
-            return Err(telling.into_error(may_have_run, link));
+            return Err(telling.into_error(limits.may_have_run.load(Ordering::Relaxed), link));
         }
         // What was lost on the way is asked again at once, on a new connection; a server that is not up is given time.
         if !was_sent || matches!(failure, Failure::Busy(_)) || earlier.is_some() {
@@ -142,7 +146,7 @@ impl Failure {
             Unconnected::Io(error) => Failure::Unreachable(error.to_string().into()),
             Unconnected::Driver(error) => match sqlstate(error) {
                 // The driver refuses by itself: no password although one is needed, no TLS on the server's side.
-                None if is_io(error) => Failure::Unreachable(text(error).into()),
+                None if error.is_closed() || is_io(error) => Failure::Unreachable(text(error).into()),
                 None => Failure::Refused(text(error).into()),
                 Some(state) => Failure::by_state(&state, text(error).into()),
             },

@@ -66,7 +66,7 @@ impl Bench {
                 prop_assert_eq!(said, expected, "{:?}", operation);
                 let is_there = |record: &Record| record.expires_at().is_none_or(|at| at > Timestamp(now));
                 let stored =
-                    self.store.read(&id, true, self.store.limits()).await.unwrap().row.and_then(|row| row.record);
+                    self.store.read(&id, true, &self.store.limits()).await.unwrap().row.and_then(|row| row.record);
                 prop_assert_eq!(stored.filter(is_there), model.record.clone().filter(is_there), "{:?}", operation);
             }
             Ok(())
@@ -74,7 +74,7 @@ impl Bench {
     }
 
     async fn query(&self, statement: &str, params: &[Param<'_>]) -> Vec<tokio_postgres::Row> {
-        ask(&self.store.claims, statement, params, self.store.limits()).await.unwrap()
+        ask(&self.store.claims, statement, params, &self.store.limits()).await.unwrap()
     }
 
     async fn set_clock(&self, now: u64) {
@@ -176,5 +176,22 @@ fn a_row_of_another_version_is_refused_and_left_alone() {
                 assert_eq!(error.kind, crate::store::StoreErrorKind::Unreadable, "{error}");
             }
         }
+    });
+}
+
+#[test]
+fn a_statement_that_may_have_run_counts_for_those_that_follow_in_its_operation() {
+    let Bench { runtime, store, _server: server } = Bench::new();
+    runtime.block_on(async {
+        let limits = Limits::new(Duration::from_millis(500));
+        let end_the_session = "SELECT pg_terminate_backend(pg_backend_pid())";
+        let lost = ask(&store.claims, end_the_session, &[], &limits).await.unwrap_err();
+        assert!(lost.may_have_run, "{lost}");
+        drop(server);
+        let unsent = ask(&store.claims, "SELECT 1", &[], &limits).await.unwrap_err();
+        assert!(unsent.may_have_run, "{unsent}");
+        let limits = Limits::new(Duration::from_millis(500));
+        let of_another = ask(&store.claims, "SELECT 1", &[], &limits).await.unwrap_err();
+        assert!(!of_another.may_have_run, "{of_another}");
     });
 }

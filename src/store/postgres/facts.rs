@@ -42,7 +42,7 @@ pub(super) struct Facts {
 }
 
 /// Asks the server.
-pub(super) async fn see(statements: &Statements, link: &Link, limits: Limits) -> Result<Facts, StoreError> {
+pub(super) async fn see(statements: &Statements, link: &Link, limits: &Limits) -> Result<Facts, StoreError> {
     let rows = ask(link, &statements.facts, &[], limits).await?;
     let [row] = rows.as_slice() else { return Err(odd_answer(None)) };
     let mut facts = Facts::read(row).map_err(|e| odd_answer(Some(e)))?;

@@ -106,7 +106,7 @@ impl Health {
 }
 
 /// Refuses a claim on a server that must not hold it; looks at the server first if nobody has yet.
-pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) -> Result<(), StoreError> {
+pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: &Limits) -> Result<(), StoreError> {
     if **shared.health.standing.load() == Standing::Unchecked {
         Box::pin(check(shared, link, limits)).await?;
     }
@@ -116,7 +116,7 @@ pub(super) async fn admit_claim(shared: &Shared, link: &Link, limits: Limits) ->
     }
 }
 
-async fn check(shared: &Shared, link: &Link, limits: Limits) -> Result<Facts, StoreError> {
+async fn check(shared: &Shared, link: &Link, limits: &Limits) -> Result<Facts, StoreError> {
     let seen = facts::see(&shared.statements, link, limits).await;
     match &seen {
         Ok(facts) => shared.health.saw(facts),
@@ -133,7 +133,7 @@ pub(super) async fn watch_server(shared: &Shared, link: &Link) {
     let mut seen: Option<Facts> = None;
     let mut was_down = false;
     loop {
-        match check(shared, link, Limits::new(shared.timeout).impatient()).await {
+        match check(shared, link, &Limits::new(shared.timeout).impatient()).await {
             Ok(facts) => {
                 if was_down {
                     info!(address = link.endpoint().address(), "Postgres is back");
@@ -163,7 +163,7 @@ pub(super) async fn watch_server(shared: &Shared, link: &Link) {
 }
 
 /// See [`crate::store::Store::inspect`]. What is seen counts for the readiness as well.
-pub(super) async fn inspect(shared: &Shared, link: &Link, limits: Limits) -> Result<Report, StoreError> {
+pub(super) async fn inspect(shared: &Shared, link: &Link, limits: &Limits) -> Result<Report, StoreError> {
     let mut report = Report::default();
     report.fact("address", link.endpoint().address());
     report.append(check(shared, link, limits).await?.report());

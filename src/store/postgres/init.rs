@@ -79,24 +79,24 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
     let statements = Statements::new(prefix, PATIENCE.as_millis());
     let link = Link::new(std::sync::Arc::new(endpoint));
     let limits = Limits::new(PATIENCE).impatient();
-    let before = look(&link, &statements, limits).await?;
+    let before = look(&link, &statements, &limits).await?;
     match before.fit() {
         unfit @ (Fit::WithoutRecords | Fit::Newer(_) | Fit::Older(_)) => {
             return Err(InitError::Schema(unfit.complaint(prefix)));
         }
         Fit::Right | Fit::Missing | Fit::WithoutSweep | Fit::WithoutDetails => {}
     }
-    let there = parts(&before, &link, &statements, limits).await?;
+    let there = parts(&before, &link, &statements, &limits).await?;
     let connection = link.connection().await.map_err(|why| InitError::Failed(why.to_string()))?;
     // Several statements at once are one transaction: all of it is there, or nothing.
     let script = format!("SELECT pg_advisory_xact_lock({LOCK});\n{}", statements.init);
     connection.client.batch_execute(&script).await.map_err(|e| InitError::Failed(super::ask::text(&e)))?;
-    let after = look(&link, &statements, limits).await?;
+    let after = look(&link, &statements, &limits).await?;
     if after.fit() != Fit::Right {
         return Err(InitError::Schema(after.fit().complaint(prefix)));
     }
     let address = format!("database {:?} at {}", config.database, link.endpoint().address());
-    let mut put_back = parts(&after, &link, &statements, limits).await?;
+    let mut put_back = parts(&after, &link, &statements, &limits).await?;
     put_back.retain(|part| !there.contains(part));
     let put_back = put_back.join(", ");
     let mut said = vec![match put_back.as_str() {
@@ -111,12 +111,12 @@ pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &st
     Ok(said)
 }
 
-async fn look(link: &Link, statements: &Statements, limits: Limits) -> Result<Facts, InitError> {
+async fn look(link: &Link, statements: &Statements, limits: &Limits) -> Result<Facts, InitError> {
     facts::see(statements, link, limits).await.map_err(|error| InitError::Failed(error.to_string()))
 }
 
 /// All that the schema consists of, as far as it is there.
-async fn parts(facts: &Facts, link: &Link, statements: &Statements, limits: Limits) -> Result<Vec<String>, InitError> {
+async fn parts(facts: &Facts, link: &Link, statements: &Statements, limits: &Limits) -> Result<Vec<String>, InitError> {
     let said = |error: crate::store::StoreError| InitError::Failed(error.to_string());
     let rows = ask(link, &statements.parts, &[], limits).await.map_err(said)?;
     let mut parts: Vec<String> = rows.iter().filter_map(|row| row.try_get(0).ok()).collect();

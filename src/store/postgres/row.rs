@@ -331,7 +331,7 @@ impl Columns {
             state,
             token: Some(Sixteen::token(&record.token)),
             fingerprint: Some(record.imprint.fingerprint.to_bytes().to_vec()),
-            details: block_of(record.imprint.details.as_ref()),
+            details: block_of(record.imprint.details.as_deref()),
             quoted: Some(record.quoted),
             numbers: [
                 Some(record.attempts.into()),

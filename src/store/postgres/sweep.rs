@@ -109,6 +109,6 @@ impl Sweep<'_> {
     }
 
     async fn ask(&self, statement: &str, params: &[Param<'_>]) -> Result<Vec<Row>, StoreError> {
-        ask(self.link, statement, params, Limits::new(self.shared.timeout).impatient()).await
+        ask(self.link, statement, params, &Limits::new(self.shared.timeout).impatient()).await
     }
 }

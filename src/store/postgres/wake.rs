@@ -134,7 +134,7 @@ pub(super) async fn poll(shared: &Shared, link: &Link) {
             let hashes: Vec<Sixteen> = slice.iter().map(Sixteen::of).collect();
             let params: [(&(dyn ToSql + Sync), Type); 1] = [(&hashes, Type::UUID_ARRAY)];
             let limits = Limits::new(shared.timeout).impatient();
-            let Ok(rows) = ask(link, &shared.statements.poll, &params, limits).await else { break };
+            let Ok(rows) = ask(link, &shared.statements.poll, &params, &limits).await else { break };
             let claimed: HashMap<Sixteen, Sixteen> =
                 rows.iter().filter_map(|row| Some((row.try_get("hash").ok()?, row.try_get("token").ok()?))).collect();
             for id in slice {
