@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::executions::{forgotten, freed_by_operator, may_follow};
+use super::executions::{forgotten, freed_by_operator, may_count, may_follow};
 use super::{Act, Answered, Call, Case, Execution, Fault, Finding, Index, Meaning, Moment, Problem, Seen, Verdict};
 
 /// Judges what one key's callers saw.
@@ -70,7 +70,7 @@ fn source<'a>(case: &Case<'a>, answer: &Answered) -> Option<Source<'a>> {
 fn judge_answer(case: &Case<'_>, call: &Call, answer: &Answered) -> Wrong {
     let execution = match source(case, answer) {
         None => return Some((Fault::NobodyGaveIt, "nobody gave that answer".to_owned())),
-        Some(Source::Operator(act)) if !act.done || call.ended < act.begun => {
+        Some(Source::Operator(act)) if !may_count(case, act) || call.ended < act.begun => {
             return Some((Fault::NobodyGaveIt, format!("{act}")));
         }
         Some(Source::Operator(act)) => {
@@ -154,7 +154,7 @@ fn both_may_be_seen(case: &Case<'_>, one: &Answered, other: &Answered) -> bool {
             terms.may_have_forgotten(execution.begun, told, act.ended)
                 || gone_with_first_line(case, execution, act.ended)
         };
-        act.done && written.is_none_or(|(call, _)| gone(call.ended))
+        may_count(case, act) && written.is_none_or(|(call, _)| gone(call.ended))
     };
     match (source(case, one), source(case, other)) {
         (Some(Source::Execution(one)), Some(Source::Execution(other))) => {

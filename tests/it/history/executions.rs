@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use super::{Answered, Case, Execution, Fault, Finding, Meaning, Moment, Seen, Verdict};
+use super::{Act, Answered, Case, Execution, Fault, Finding, Meaning, Moment, Seen, Verdict};
 
 /// Judges one key's executions.
 pub(super) fn judge(case: &Case<'_>, verdicts: &mut Vec<Verdict>) {
@@ -81,10 +81,16 @@ fn was_seen_recorded(case: &Case<'_>, second: &Execution) -> bool {
     })
 }
 
+/// Whether the operator's word may count. The proxy repeats a change when the store lost its reply; the repeat finds the
+/// record changed by then, so the operator is refused although it took effect.
+pub(super) fn may_count(case: &Case<'_>, act: &Act) -> bool {
+    act.done || case.whole.terms().troubled(act.begun, act.ended)
+}
+
 /// Whether an operator may have freed the key between the two.
 pub(super) fn freed_by_operator(case: &Case<'_>, from: Moment, until: Moment) -> bool {
     let frees = |what: &Finding| matches!(what, Finding::Free);
-    case.acts.iter().any(|act| act.done && frees(&act.what) && from <= act.ended && act.begun <= until)
+    case.acts.iter().any(|act| may_count(case, act) && frees(&act.what) && from <= act.ended && act.begun <= until)
 }
 
 /// Whether the store was made to forget the execution, and nobody saw that it knew of it again before that moment.

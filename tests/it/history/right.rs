@@ -147,6 +147,14 @@ fn an_answer_that_the_store_never_took_may_end_as_unknown() {
 }
 
 #[test]
+fn an_operator_may_be_refused_what_took_effect_when_the_store_lost_its_reply() {
+    let mut history = history();
+    history.acts.iter_mut().for_each(|act| act.done = false);
+    history.terms.outages.extend([1000, 5000].map(|at| Span { from: ms(at + 1), until: ms(at + 2) }));
+    assert_right("the replies were lost", &history);
+}
+
+#[test]
 fn a_full_store_may_keep_a_large_answer_without_its_body() {
     let mut history = History { terms: Terms { abandon_after: ms(4000), ..Terms::default() }, ..History::default() };
     history.executions.push(execution(1, PAID, 10, Some(20), 201));
