@@ -4,14 +4,15 @@
 //! the map that they were parsed into, in their order: most have nothing to be taken off, and hyper uses the map's memory
 //! for the next message.
 
+mod forwarded;
+
 use std::net::IpAddr;
-use std::ops::Range;
 use std::time::Duration;
 
 use bytes::Bytes;
 use http::header::{
-    AGE, CONNECTION, CONTENT_LENGTH, DATE, Entry, FORWARDED, HOST, HeaderMap, HeaderName, HeaderValue,
-    PROXY_AUTHENTICATE, SET_COOKIE, TE, TRAILER, VIA, WWW_AUTHENTICATE,
+    AGE, CONNECTION, CONTENT_LENGTH, DATE, HOST, HeaderMap, HeaderName, HeaderValue, PROXY_AUTHENTICATE, SET_COOKIE,
+    TE, TRAILER, VIA, WWW_AUTHENTICATE,
 };
 use http::{Version, request};
 use http_body::Frame;
@@ -25,9 +26,6 @@ use crate::trace::Context;
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
 const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
-const X_FORWARDED_FOR: HeaderName = HeaderName::from_static("x-forwarded-for");
-const X_FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
-const X_FORWARDED_HOST: HeaderName = HeaderName::from_static("x-forwarded-host");
 
 /// The name of this hop in `Via` and `Cache-Status`.
 const PSEUDONYM: &str = "onceproxy";
@@ -239,7 +237,7 @@ pub fn to_upstream(route: &Route, head: &mut request::Parts, peer: Peer, key: Op
         fields.append(TE, HeaderValue::from_static("trailers"));
     }
     if route.forwarded == Forwarded::Append {
-        append_forwarded(&mut fields, peer, host.as_ref());
+        forwarded::append(&mut fields, peer, host.as_ref());
     }
     add_via(&mut fields, head.version);
     fields
@@ -268,7 +266,7 @@ pub fn to_authorizer(route: &Route, received: &HeaderMap, peer: Peer) -> HeaderM
         }
     }
     if route.forwarded == Forwarded::Append {
-        append_forwarded(&mut fields, peer, received.get(HOST));
+        forwarded::append(&mut fields, peer, received.get(HOST));
     }
     fields
 }
@@ -320,81 +318,6 @@ fn key_headers(sources: &[KeySource]) -> Vec<&HeaderName> {
         }
     }
     names
-}
-
-/// Says who sent the request to this hop, and for which host, behind what the hops before have said.
-fn append_forwarded(fields: &mut HeaderMap, peer: Peer, host: Option<&HeaderValue>) {
-    let (element, node) = forwarded_element(peer, host);
-    append_to_list(fields, X_FORWARDED_FOR, element.slice(node));
-    fields.entry(X_FORWARDED_PROTO).or_insert_with(|| HeaderValue::from_static(peer.proto()));
-    if let Some(host) = host {
-        fields.entry(X_FORWARDED_HOST).or_insert_with(|| host.clone());
-    }
-    append_to_list(fields, FORWARDED, element);
-}
-
-/// What `Forwarded` says of this hop (RFC 7239 section 4), and where in it the address stands: it is written once, and
-/// `X-Forwarded-For` shares it.
-fn forwarded_element(peer: Peer, host: Option<&HeaderValue>) -> (Bytes, Range<usize>) {
-    let is_quotable = |host: &&str| !host.bytes().any(|byte| matches!(byte, b'"' | b'\\'));
-    let host = host.and_then(|host| host.to_str().ok()).filter(is_quotable);
-    let mut text = String::with_capacity(80 + host.map_or(0, str::len));
-    // Section 6: an IPv6 address is bracketed and, having colons, quoted.
-    let is_ipv6 = peer.ip.is_some_and(|ip| ip.is_ipv6());
-    let (open, close) = if is_ipv6 { ("for=\"[", "]\"") } else { ("for=", "") };
-    text.push_str(open);
-    match peer.ip {
-        Some(ip) => push_address(&mut text, ip),
-        // A client on a Unix socket has no address. Left out, it would pass for the one before it.
-        None => text.push_str("unknown"),
-    }
-    let address = open.len()..text.len();
-    for part in [close, ";proto=", peer.proto()] {
-        text.push_str(part);
-    }
-    if let Some(host) = host {
-        for part in [";host=\"", host, "\""] {
-            text.push_str(part);
-        }
-    }
-    (text.into(), address)
-}
-
-/// Writes an address as its `Display` does. IPv4 by hand: it is in every request, and formatting is many times dearer.
-fn push_address(text: &mut String, ip: IpAddr) {
-    let IpAddr::V4(ip) = ip else { return text.push_str(&ip.to_string()) };
-    for (at, octet) in ip.octets().into_iter().enumerate() {
-        if at > 0 {
-            text.push('.');
-        }
-        for (least, unit) in [(100, 100), (10, 10), (0, 1)] {
-            if octet >= least {
-                text.push(char::from(b'0' + octet / unit % 10));
-            }
-        }
-    }
-}
-
-/// Makes one line of what was received, if anything, with this element at its end.
-fn append_to_list(fields: &mut HeaderMap, name: HeaderName, element: Bytes) {
-    match fields.entry(name) {
-        Entry::Vacant(place) => {
-            if let Ok(value) = HeaderValue::from_maybe_shared(element) {
-                place.insert(value);
-            }
-        }
-        Entry::Occupied(mut lines) => {
-            let mut line = Vec::new();
-            for value in lines.iter() {
-                line.extend_from_slice(value.as_bytes());
-                line.extend_from_slice(b", ");
-            }
-            line.extend_from_slice(&element);
-            if let Ok(value) = HeaderValue::from_bytes(&line) {
-                lines.insert(value);
-            }
-        }
-    }
 }
 
 /// The upstream's fields as the first caller gets them: without those of the hop, with a `Date` (RFC 9110 section 6.6.1
@@ -475,50 +398,11 @@ pub fn replayed<'a>(lines: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Header
 mod tests {
     use super::*;
 
-    fn forwarded(received: &[(&'static str, &'static str)], ip: &str) -> Vec<(String, String)> {
-        let mut fields = of(received);
-        let peer = Peer { ip: Some(ip.parse().unwrap()), tls: false };
-        append_forwarded(&mut fields, peer, Some(&HeaderValue::from_static("a.example")));
-        fields.iter().map(|(k, v)| (k.to_string(), v.to_str().unwrap().to_owned())).collect()
-    }
-
     fn of(lines: &[(&'static str, &'static str)]) -> HeaderMap {
         lines.iter().fold(HeaderMap::new(), |mut fields, (name, value)| {
             fields.append(*name, HeaderValue::from_static(value));
             fields
         })
-    }
-
-    fn pair(name: &str, value: &str) -> (String, String) {
-        (name.to_owned(), value.to_owned())
-    }
-
-    #[test]
-    fn says_where_a_request_came_from() {
-        let expected = [
-            pair("x-forwarded-for", "10.0.200.7"),
-            pair("x-forwarded-proto", "http"),
-            pair("x-forwarded-host", "a.example"),
-            pair("forwarded", "for=10.0.200.7;proto=http;host=\"a.example\""),
-        ];
-        assert_eq!(forwarded(&[], "10.0.200.7"), expected);
-    }
-
-    #[test]
-    fn adds_itself_behind_the_hops_before() {
-        let received = [
-            ("x-forwarded-for", "192.0.2.1"),
-            ("x-forwarded-proto", "https"),
-            ("x-forwarded-host", "b.example"),
-            ("forwarded", "for=192.0.2.1"),
-        ];
-        let expected = [
-            pair("x-forwarded-for", "192.0.2.1, ::1"),
-            pair("x-forwarded-proto", "https"),
-            pair("x-forwarded-host", "b.example"),
-            pair("forwarded", "for=192.0.2.1, for=\"[::1]\";proto=http;host=\"a.example\""),
-        ];
-        assert_eq!(forwarded(&received, "::1"), expected);
     }
 
     #[test]
@@ -532,16 +416,6 @@ mod tests {
             let mut expected: Vec<_> = lines.into_iter().filter(|(name, _)| !goes.contains(name)).collect();
             expected.sort();
             assert_eq!(kept, expected, "without {goes:?}");
-        }
-    }
-
-    #[test]
-    fn writes_addresses_as_display_does() {
-        for octet in 0..=255 {
-            let ip = IpAddr::from([octet, 255 - octet, 0, octet]);
-            let mut text = String::new();
-            push_address(&mut text, ip);
-            assert_eq!(text, ip.to_string());
         }
     }
 }
