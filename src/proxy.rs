@@ -212,9 +212,9 @@ impl Core {
 
     /// Whether what is under a `Content-Encoding` counts: for the key, or for what the request is.
     fn looks_inside(&self, route: &Route, head: &request::Parts, found: &Found) -> bool {
-        head.headers.contains_key(CONTENT_ENCODING)
-            && (self.imprinters[route.index].policy.reads_formats()
-                || (*found == Found::NeedsBody && key::reads_body(&route.config)))
+        let counts = self.imprinters[route.index].policy.reads_formats()
+            || (*found == Found::NeedsBody && key::reads_body(&route.config));
+        counts && head.headers.contains_key(CONTENT_ENCODING)
     }
 
     /// The replay for a client that asks whether to send its body (RFC 9110 section 10.1.1), where that does not count.

@@ -3,6 +3,7 @@
 //! The input is taken for stored bytes, and also for the members of a record, which is written and read back.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -99,14 +100,14 @@ fn record(source: &mut Source<'_>, may_have_prior: bool) -> Record {
     }
 }
 
-fn details(source: &mut Source<'_>) -> Option<Details> {
+fn details(source: &mut Source<'_>) -> Option<Arc<Details>> {
     let kind = source.byte();
     let parts = Parts::new(std::array::from_fn(|_| [source.byte(); 16]));
     let credentials = (kind & 2 != 0).then(|| {
         let headers = std::array::from_fn(|_| NonZeroU64::new(source.number()));
         Credentials::new(headers, (0..kind >> 4).map(|_| source.number()).collect())
     });
-    (kind & 1 != 0).then_some(Details { parts, credentials })
+    (kind & 1 != 0).then(|| Arc::new(Details { parts, credentials }))
 }
 
 fn state(source: &mut Source<'_>, flags: u8) -> State {

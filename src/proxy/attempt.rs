@@ -9,7 +9,7 @@ use std::sync::Arc;
 use super::claim::{self, Claimed};
 use super::error::Problem;
 use super::flights::{Conclusion, Lead};
-use super::forward::{self, Caller, Delivery, Outgoing};
+use super::forward::{self, Caller, Delivery, Original, Outgoing};
 use super::headers;
 use super::in_flight::InFlight;
 use super::key::{Identity, Key};
@@ -32,7 +32,8 @@ pub(super) struct Attempt {
     pub(super) store: Arc<dyn Store>,
     pub(super) shared: Arc<Shared>,
     pub(super) claim: Claim,
-    pub(super) outgoing: Outgoing,
+    /// Made ready for the upstream once the claim is granted: most duplicates never need that.
+    pub(super) original: Original,
     pub(super) identity: Identity,
     pub(super) key: Key,
     /// Given back before the caller has its answer.
@@ -55,9 +56,9 @@ impl Attempt {
             Claimed::Concluded(conclusion) => conclude(&mut lead, &mut caller, Arc::new(conclusion)),
             Claimed::GivenUp(lease, problem) => Box::pin(self.give_up(lease, problem, lead, caller)).await,
             Claimed::Elsewhere => {
-                let Attempt { _counted, route, store, shared, claim, outgoing, in_flight, .. } = *self;
+                let Attempt { _counted, route, store, shared, claim, original, in_flight, .. } = *self;
                 // From here on it only waits; it should not hold what an attempt needs.
-                drop((outgoing, in_flight));
+                drop((original, in_flight));
                 caller.deliver(Delivery::Elsewhere(lead.seat()));
                 let waiting = claim::elsewhere(&route, &store, &mut lead, &claim.imprint);
                 let conclusion = tokio::select! {
@@ -72,9 +73,9 @@ impl Attempt {
 
     /// Tells everyone that nothing was sent, and hands the grant back that there is or may still be.
     async fn give_up(self: Box<Self>, lease: Box<Lease>, problem: Problem, mut lead: Lead, mut caller: Caller) {
-        let Attempt { _counted, route, shared, outgoing, in_flight: _in_flight, .. } = *self;
+        let Attempt { _counted, route, shared, original, in_flight: _in_flight, .. } = *self;
         // It keeps its place: that bounds how many of these there are. The body nobody will send.
-        drop(outgoing);
+        drop(original);
         conclude(&mut lead, &mut caller, Arc::new(problem.into()));
         tokio::select! {
             () = claim::give_up(&lease, &route.outage) => {}
@@ -90,16 +91,17 @@ impl Attempt {
         caller: &mut Caller,
     ) {
         // In the box: moved out of it, it would have room in the future as well.
-        let Attempt { route, shared, outgoing, identity, key, in_flight, notes, .. } = &mut *self;
+        let Attempt { route, shared, original, identity, key, in_flight, notes, .. } = &mut *self;
         lease.write_notes(std::mem::take(notes));
         // Where the body does not count, any two deliveries to one address are the same request.
         if route.config.fingerprint.body != BodyMode::Ignore {
             shared.recent.note(identity, &lease.claim().imprint.fingerprint, &route.metrics);
         }
+        let mut outgoing = Box::new(original.outgoing(&route.config, key));
         if let Some(quoted) = first_form {
             headers::keep_key_form(&route.config, &mut outgoing.fields, key, quoted);
         }
-        let ending = hold(route, &lease, outgoing, caller, &shared.cut_off).await;
+        let ending = hold(route, &lease, &mut outgoing, caller, &shared.cut_off).await;
         let Ending { conclusion, unfinished, hold } = ending;
         if (lead.told_unknown() || caller.left()) && matches!(*conclusion, Conclusion::Answered(_)) {
             route.metrics.late_answers.inc();

@@ -14,6 +14,8 @@ mod target;
 pub mod credentials;
 pub mod differs;
 
+use std::sync::Arc;
+
 use http::HeaderMap;
 use http::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderName};
 use http::request::Parts;
@@ -25,11 +27,11 @@ use crate::config::{self, BodyMode, OPERATION};
 use crate::record;
 use credentials::Compared;
 use json::Ignored;
-use remembered::Part;
+use remembered::Address;
 use target::IgnoredQuery;
 
 /// Changes whenever the same request would get another digest; stored digests of other versions are not compared.
-const FORMAT_VERSION: u8 = 2;
+const FORMAT_VERSION: u8 = 3;
 
 /// How a body was hashed. The first bytes of what is hashed of it, so that no two ways can give one digest.
 mod tag {
@@ -86,7 +88,7 @@ impl Imprinter {
     /// The imprint of a request with this print, whose record this is.
     pub fn imprint(&self, head: &Parts, print: Print, record: &record::RecordId) -> record::Imprint {
         let credentials = self.callers.as_ref().map(|callers| callers.credentials(head, record));
-        let details = Some(record::Details { parts: print.parts, credentials });
+        let details = Some(Arc::new(record::Details { parts: print.parts, credentials }));
         record::Imprint { fingerprint: print.fingerprint, details }
     }
 }
@@ -143,37 +145,40 @@ impl Policy {
     ///
     /// In `json` mode: an object of the body names a member twice, or the body nests too deep.
     pub fn print(&self, head: &Parts, body: BodyAsRead<'_>, tls: bool) -> Result<Print, BodyFault> {
-        let host = target::host(head, tls);
         let operation = fields(&head.headers, &OPERATION);
+        // Hardly a request has a field that chooses an operation, and hardly a route compares others.
+        let Address { target, host, begun: mut transcript } = match self.operation_alone && operation.is_none() {
+            true => remembered::address(self, head, tls),
+            false => self.address(head, tls),
+        };
         let body_hash: Option<[u8; 32]> = match body {
             BodyAsRead::Whole(bytes, _) => Some(Sha256::digest(bytes).into()),
             BodyAsRead::Unread => None,
         };
         let parts = record::Parts::new([
-            target::digest(head),
-            host.digest(),
+            target,
+            host,
             operation.unwrap_or(record::Parts::NONE),
             content(&head.headers),
             body_hash.map_or(record::Parts::UNREAD, |hash| short(&hash)),
         ]);
-        let mut transcript = Transcript::new();
-        transcript.part(head.method.as_str().as_bytes());
-        self.ignored_query.add(&mut transcript, head);
-        if self.host {
-            host.add(&mut transcript);
-        }
-        for name in &self.headers {
-            // Hardly a request has one.
-            if self.operation_alone && operation.is_none() {
-                transcript.count(0);
-            } else {
-                transcript.field(&head.headers, name);
-            }
-        }
         let inside = if let BodyAsRead::Whole(_, inside) = body { inside } else { Some(&[][..]) };
         self.add_body(&mut transcript, head, inside, &body_hash.unwrap_or_default())?;
         let fingerprint = record::Fingerprint { policy: self.id, digest: transcript.finish() };
         Ok(Print { fingerprint, parts })
+    }
+
+    /// Where a request goes, and all else that counts of its head, hashed. `tls` says whether it came so.
+    fn address(&self, head: &Parts, tls: bool) -> Address {
+        let host = target::host(head, tls);
+        let mut begun = Transcript::kept();
+        begun.part(head.method.as_str().as_bytes());
+        self.ignored_query.add(&mut begun, head);
+        if self.host {
+            host.add(&mut begun);
+        }
+        self.headers.iter().for_each(|name| begun.field(&head.headers, name));
+        Address { target: target::digest(head), host: host.digest(), begun: begun.hashed() }
     }
 
     /// Adds the body. Where it counts byte by byte its hash stands for it, so that long ones are hashed once.
@@ -211,7 +216,8 @@ impl Policy {
 
 /// A short digest of these fields with all their lines; `None` if there are none.
 fn fields<const N: usize>(headers: &HeaderMap, names: &[HeaderName; N]) -> Option<[u8; 16]> {
-    if !names.iter().any(|name| headers.contains_key(name)) {
+    // Comparing with the few that came is faster than a look-up for each name.
+    if !headers.keys().any(|name| names.contains(name)) {
         return None;
     }
     let mut transcript = Transcript::new();
@@ -223,9 +229,7 @@ fn fields<const N: usize>(headers: &HeaderMap, names: &[HeaderName; N]) -> Optio
 fn content(headers: &HeaderMap) -> [u8; 16] {
     let hashed = || fields(headers, &[CONTENT_TYPE, CONTENT_ENCODING]).unwrap_or(record::Parts::NONE);
     match content_type(headers) {
-        Some(only) if !headers.contains_key(CONTENT_ENCODING) => {
-            remembered::digest(Part::ContentType, only, b"", hashed)
-        }
+        Some(only) if !headers.contains_key(CONTENT_ENCODING) => remembered::content(only, hashed),
         _ => hashed(),
     }
 }

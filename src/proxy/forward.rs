@@ -6,21 +6,23 @@
 use std::pin::pin;
 
 use bytes::Bytes;
-use http::header::{CONTENT_TYPE, HeaderMap};
+use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use http::uri::PathAndQuery;
-use http::{Method, StatusCode, Uri, response};
+use http::{Method, StatusCode, Uri, request, response};
 use http_body::Body as _;
 use tokio::time::Instant;
 
 use self::flow::{Streamed, flow};
 use self::gather::{Begun, Gathered, gather};
+use super::body;
 use super::budget::Share;
 use super::error::Problem;
-use super::headers;
+use super::headers::{self, Peer};
+use super::key::Key;
 use super::lease::Lease;
 use super::notes::Sending;
 use super::outcome::{Arrived, Head, Kept, Outcome, is_grpc};
-use super::route::Route;
+use super::route::{self, Route};
 use crate::chain::Chain;
 use crate::config;
 use crate::fields::essence;
@@ -32,6 +34,33 @@ mod flow;
 mod gather;
 
 pub use self::caller::{Caller, Delivery};
+
+/// A keyed request as it came, read whole.
+#[derive(Debug)]
+pub struct Original {
+    /// Its head.
+    pub head: request::Parts,
+    /// Who sent it.
+    pub peer: Peer,
+    /// Its body.
+    pub body: body::Whole,
+}
+
+impl Original {
+    /// The request as the upstream is to see it. What is large is moved out of here.
+    pub fn outgoing(&mut self, route: &config::Route, key: &Key) -> Outgoing {
+        let Original { head, peer, body } = self;
+        let (bytes, share) = (std::mem::take(&mut body.bytes), body.share.split(usize::MAX));
+        // A client that gave a length sees it reach the upstream, be it 0.
+        let says_length = head.headers.contains_key(CONTENT_LENGTH) || !bytes.is_empty();
+        let target = route::target(route, head);
+        let mut fields = headers::to_upstream(route, head, *peer, Some(key));
+        if says_length {
+            fields.insert(CONTENT_LENGTH, bytes.len().into());
+        }
+        Outgoing { method: head.method.clone(), target, fields, body: bytes, share }
+    }
+}
 
 /// A keyed request as the upstream is to see it.
 #[derive(Debug)]
@@ -235,8 +264,9 @@ async fn receive(
 /// Whether an answer goes to its caller while it arrives. Nothing says of a gRPC answer whether more messages follow.
 fn is_stream(route: &config::Route, fields: &HeaderMap) -> bool {
     fields.get_all(CONTENT_TYPE).iter().any(|value| {
-        let media_type = essence(value.as_bytes());
-        is_grpc(media_type) || route.stream_types.iter().any(|known| media_type.eq_ignore_ascii_case(known.as_bytes()))
+        let value = value.as_bytes();
+        let media_type = essence(value);
+        is_grpc(value) || route.stream_types.iter().any(|known| media_type.eq_ignore_ascii_case(known.as_bytes()))
     })
 }
 

@@ -6,7 +6,6 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 
-use http::header::CONTENT_LENGTH;
 use http::request;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
@@ -18,14 +17,14 @@ use super::claim::{self, Looked};
 use super::core::Core;
 use super::error::Problem;
 use super::flights::{Conclusion, Lead, Seat, Turn};
-use super::forward::{Caller, Delivery, Outgoing};
-use super::headers::{self, Peer};
+use super::forward::{Caller, Delivery, Original};
+use super::headers::Peer;
 use super::in_flight::InFlight;
 use super::join::{self, Joined};
 use super::key::{Identity, Key};
 use super::notes::Notes;
 use super::respond::{self, Answer};
-use super::route::{self, Route};
+use super::route::Route;
 use crate::config::{OnDuplicate, OnUnknown};
 use crate::metrics::RequestResult;
 use crate::record::{Imprint, Likeness, Reason};
@@ -92,7 +91,7 @@ impl Keyed<'_> {
             store: self.core.store.clone(),
             shared: self.core.shared.clone(),
             claim: claim::attempt(&self.route.config, &self.identity.id, &self.imprint, self.key.is_quoted()),
-            outgoing: self.outgoing(body),
+            original: Original { head: std::mem::replace(self.head, nothing()), peer: self.peer, body },
             identity: self.identity.clone(),
             key: self.key.clone(),
             in_flight: Some(in_flight),
@@ -146,26 +145,7 @@ impl Keyed<'_> {
     /// thousand waiting ones should not hold theirs.
     fn let_go(&mut self) {
         self.body = None;
-        self.head.headers = http::HeaderMap::new();
-        self.head.uri = http::Uri::default();
-    }
-
-    /// The request as it goes out. Its fields are taken out of its head.
-    fn outgoing(&mut self, body: body::Whole) -> Outgoing {
-        let route = &self.route.config;
-        // A client that gave a length sees it reach the upstream, be it 0.
-        let says_length = self.head.headers.contains_key(CONTENT_LENGTH) || !body.bytes.is_empty();
-        let mut fields = headers::to_upstream(route, self.head, self.peer, Some(&self.key));
-        if says_length {
-            fields.insert(CONTENT_LENGTH, body.bytes.len().into());
-        }
-        Outgoing {
-            method: self.head.method.clone(),
-            target: route::target(route, self.head),
-            fields,
-            body: body.bytes,
-            share: body.share,
-        }
+        *self.head = nothing();
     }
 
     fn first(&self, conclusion: Arc<Conclusion>) -> Answer {
@@ -193,4 +173,9 @@ impl Keyed<'_> {
         let waits = self.route.config.on_duplicate == OnDuplicate::Wait;
         if waits { answer.with_preference(self.preferred_wait) } else { answer }
     }
+}
+
+/// The head of a request whose own is gone.
+fn nothing() -> request::Parts {
+    http::Request::new(()).into_parts().0
 }

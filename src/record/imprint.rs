@@ -4,6 +4,7 @@
 //! one comparison, [`Imprint::compare`]; the Redis scripts have it in Lua. How an imprint is made is the proxy's affair.
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 /// What a request was, in 36 bytes, under the settings of the time: two requests that were read under the same settings
 /// are the same if these are equal.
@@ -40,7 +41,7 @@ pub struct Imprint {
     /// What the request was under its settings.
     pub fingerprint: Fingerprint,
     /// What it was as it came. `None` in records of format version 1, which do not say.
-    pub details: Option<Details>,
+    pub details: Option<Arc<Details>>,
 }
 
 /// What a request was as it came, whatever the settings.

@@ -42,7 +42,7 @@ pub(crate) fn imprint() -> BoxedStrategy<Imprint> {
     let cookies = prop_oneof![2 => Just(Vec::new()), 4 => vec(1..4_u64, 0..4)];
     let credentials = ([header(), header(), header()], cookies).prop_map(|(h, c)| Credentials::new(h, c));
     let credentials = prop_oneof![2 => Just(None), 1 => credentials.prop_map(Some)];
-    let details = (parts, credentials).prop_map(|(parts, credentials)| Details { parts, credentials });
+    let details = (parts, credentials).prop_map(|(parts, credentials)| Arc::new(Details { parts, credentials }));
     let details = prop_oneof![6 => details.prop_map(Some), 1 => Just(None)];
     (print, details)
         .prop_map(|((policy, digest), details)| Imprint {
@@ -245,7 +245,7 @@ proptest! {
             let (Operation::Claim(Claim { imprint: asking, .. }) | Operation::Look(asking)) = operation else { continue };
             let slot = &mut Slot { record: Some(before.clone()), tombstone: false };
             let LookReply::Taken(told) = look(slot, asking, step.now) else { unreachable!("it has not expired") };
-            let (shown, first) = (asking.details.as_ref(), before.imprint.details.as_ref());
+            let (shown, first) = (asking.details.as_deref(), before.imprint.details.as_deref());
             let asks = shown.and_then(|details| details.credentials.as_ref());
             let made = first.and_then(|details| details.credentials.as_ref());
             // Said in other words than the rule's.

@@ -71,7 +71,7 @@ pub fn encode(record: &Record) -> Vec<u8> {
     let prior = record.prior.as_deref().map(encode).unwrap_or_default();
     let fields = response.map(|r| r.fields().as_ref()).unwrap_or_default();
     let body = response.and_then(Response::body).map(Bytes::as_ref).unwrap_or_default();
-    let details = record.imprint.details.as_ref();
+    let details = record.imprint.details.as_deref();
     let mut out = Vec::with_capacity(HEAD + block::len(details) + prior.len() + fields.len() + body.len());
     put_head(&mut out, record, prior.len());
     block::put(&mut out, details);
@@ -118,7 +118,7 @@ fn put_head(out: &mut impl BufMut, record: &Record, prior: usize) {
     ] {
         flags |= if set { flag } else { 0 };
     }
-    out.put_slice(&[VERSION, 0, state, flags, reason, block::units(record.imprint.details.as_ref())]);
+    out.put_slice(&[VERSION, 0, state, flags, reason, block::units(record.imprint.details.as_deref())]);
     out.put_u16(response.map_or(0, Response::status));
     out.put_slice(record.token.as_bytes());
     out.put_slice(&record.imprint.fingerprint.policy);
@@ -275,8 +275,8 @@ mod tests {
         let credentials =
             |cookies: std::ops::Range<u64>| Some(Credentials::new(headers, cookies.map(|n| n << 48).collect()));
         let details = [None, credentials(0..0), credentials(1..3), credentials(0..1000)]
-            .map(|c| Some(Details { parts, credentials: c }));
-        let with = |details: &Option<Details>| {
+            .map(|c| Some(std::sync::Arc::new(Details { parts, credentials: c })));
+        let with = |details: &Option<std::sync::Arc<Details>>| {
             let details = details.clone();
             bare().into_iter().map(move |mut record| {
                 record.imprint.details.clone_from(&details);
@@ -311,7 +311,7 @@ mod tests {
     fn refuses_a_block_that_is_none() {
         let record = samples().pop().unwrap();
         let bytes = encode(&record);
-        let block = &bytes[HEAD..HEAD + block::len(record.imprint.details.as_ref())];
+        let block = &bytes[HEAD..HEAD + block::len(record.imprint.details.as_deref())];
         assert_eq!(block::read(block), Ok(record.imprint.details));
         for cut in (1..80).chain(81..104).chain([105, block.len() - 1]) {
             assert!(block::read(&block[..cut]).is_err(), "{cut}");

@@ -107,7 +107,7 @@ fn other_policy() -> Imprint {
 
 fn imprint_under(policy: [u8; 4], digest: [u8; 32], parts: u8) -> Imprint {
     let parts = Parts::new([[parts; 16]; RequestPart::ALL.len()]);
-    let details = Some(Details { parts, credentials: None });
+    let details = Some(Arc::new(Details { parts, credentials: None }));
     Imprint { fingerprint: Fingerprint { policy, digest }, details }
 }
 

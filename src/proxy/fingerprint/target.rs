@@ -5,23 +5,19 @@ use std::borrow::Cow;
 use http::request::Parts;
 
 use super::super::key::pairs::pairs;
-use super::super::key::transcript::Transcript;
-use super::remembered::{self, Part};
+use super::super::key::transcript::{Sink, Transcript};
 use super::short;
 use crate::record;
 
 /// A short digest of method, path and query as they came.
 pub(super) fn digest(head: &Parts) -> [u8; 16] {
-    let (method, target) = (head.method.as_str().as_bytes(), path_and_query(head).as_bytes());
-    remembered::digest(Part::Target, method, target, || {
-        let mut transcript = Transcript::new();
-        transcript.part(method);
-        transcript.part(target);
-        short(&transcript.finish())
-    })
+    let mut transcript = Transcript::new();
+    transcript.part(head.method.as_str().as_bytes());
+    transcript.part(path_and_query(head).as_bytes());
+    short(&transcript.finish())
 }
 
-fn path_and_query(head: &Parts) -> &str {
+pub(super) fn path_and_query(head: &Parts) -> &str {
     head.uri.path_and_query().map_or("", |target| target.as_str())
 }
 
@@ -43,7 +39,7 @@ impl IgnoredQuery {
 
     /// Adds path and query without these parameters. What is left of the query counts as it came; if nothing is, it is as
     /// if there had been none.
-    pub(super) fn add(&self, transcript: &mut Transcript, head: &Parts) {
+    pub(super) fn add(&self, transcript: &mut Transcript<impl Sink>, head: &Parts) {
         if self.0.is_empty() {
             return transcript.part(path_and_query(head).as_bytes());
         }
@@ -75,7 +71,7 @@ pub(super) fn host(head: &Parts, tls: bool) -> Host<'_> {
 }
 
 impl Host<'_> {
-    pub(super) fn add(&self, transcript: &mut Transcript) {
+    pub(super) fn add(&self, transcript: &mut Transcript<impl Sink>) {
         transcript.part(self.0.as_bytes());
     }
 
@@ -83,10 +79,8 @@ impl Host<'_> {
         if self.0.is_empty() {
             return record::Parts::NONE;
         }
-        remembered::digest(Part::Host, self.0.as_bytes(), b"", || {
-            let mut transcript = Transcript::new();
-            self.add(&mut transcript);
-            short(&transcript.finish())
-        })
+        let mut transcript = Transcript::new();
+        self.add(&mut transcript);
+        short(&transcript.finish())
     }
 }

@@ -4,6 +4,7 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::{Arc, OnceLock};
 
 use http::request::Parts;
+use sha2::{Digest, Sha256};
 
 use super::Key;
 use super::scope::{self, ScopeFault};
@@ -16,7 +17,7 @@ use crate::record::RecordId;
 pub struct Identity {
     /// The name of the record.
     pub id: RecordId,
-    /// The caller: the same for all keys of one scope on one route.
+    /// The caller: the same for all keys of one scope on one route. Differs from process to process.
     pub scope_hash: u64,
     /// The key's value, whatever the scope. Differs from process to process.
     pub key_hash: u64,
@@ -36,27 +37,20 @@ pub struct ClientName(pub Arc<[u8]>);
 ///
 /// A part of the scope stands there more than once, with different values.
 pub fn identify(route: &Route, head: &Parts, tls: bool, key: &Key) -> Result<Identity, ScopeFault> {
-    let mut transcript = Transcript::new();
+    let mut transcript = Transcript::kept();
     transcript.part(route.name.as_bytes());
     transcript.count(route.scope.len());
     for part in &route.scope {
         scope::add(&mut transcript, part, head, tls)?;
     }
-    let scope = transcript.clone().finish();
+    let scope_hash = process_hash(transcript.text());
     transcript.part(key.value());
-    let id = transcript.finish();
-    Ok(Identity {
-        id: RecordId::new(route.name.clone(), first(&id)),
-        scope_hash: u64::from_be_bytes(first(&scope)),
-        key_hash: process_hash(key.value()),
-    })
+    let digest = Sha256::digest(transcript.text());
+    let hash = std::array::from_fn(|at| digest[at]);
+    Ok(Identity { id: RecordId::new(route.name.clone(), hash), scope_hash, key_hash: process_hash(key.value()) })
 }
 
-fn first<const N: usize>(digest: &[u8; 32]) -> [u8; N] {
-    std::array::from_fn(|at| digest[at])
-}
-
-/// Keyed by chance once per process: nobody outside can make two keys meet in a counter.
+/// Keyed by chance once per process: nobody outside can make two of them meet in a counter.
 fn process_hash(bytes: &[u8]) -> u64 {
     static STATE: OnceLock<RandomState> = OnceLock::new();
     STATE.get_or_init(RandomState::new).hash_one(bytes)

@@ -22,7 +22,12 @@ pub struct ScopeFault {
 }
 
 /// Adds a part of the scope. `tls` says by which scheme the request came.
-pub(super) fn add(transcript: &mut Transcript, part: &ScopePart, head: &Parts, tls: bool) -> Result<(), ScopeFault> {
+pub(super) fn add(
+    transcript: &mut Transcript<Vec<u8>>,
+    part: &ScopePart,
+    head: &Parts,
+    tls: bool,
+) -> Result<(), ScopeFault> {
     match part {
         ScopePart::Header(name) => {
             let lines = head.headers.get_all(name).iter();
@@ -50,7 +55,7 @@ pub(super) fn add(transcript: &mut Transcript, part: &ScopePart, head: &Parts, t
 struct Differ;
 
 fn add_value(
-    transcript: &mut Transcript,
+    transcript: &mut Transcript<Vec<u8>>,
     part: &ScopePart,
     value: Result<Option<&[u8]>, Differ>,
 ) -> Result<(), ScopeFault> {
@@ -69,7 +74,12 @@ fn only<T: PartialEq>(mut values: impl Iterator<Item = T>) -> Result<Option<T>, 
 }
 
 /// A broken percent-encoding means different things to different upstreams, so it counts as it stands, under another tag.
-fn add_parameter(transcript: &mut Transcript, part: &ScopePart, query: &str, name: &str) -> Result<(), ScopeFault> {
+fn add_parameter(
+    transcript: &mut Transcript<Vec<u8>>,
+    part: &ScopePart,
+    query: &str,
+    name: &str,
+) -> Result<(), ScopeFault> {
     let read = |value: pairs::Encoded<'_>| -> (u8, Vec<u8>) {
         match value.is_sound() {
             true => (b'd', value.decoded().collect()),
@@ -105,13 +115,13 @@ mod tests {
     use super::*;
 
     /// What a part adds, or `None` where it is refused.
-    fn added(part: &ScopePart, target: &str, fields: &[(&'static str, &str)]) -> Option<[u8; 32]> {
+    fn added(part: &ScopePart, target: &str, fields: &[(&'static str, &str)]) -> Option<Vec<u8>> {
         let mut head = Request::post(target).body(()).unwrap().into_parts().0;
         for (name, value) in fields {
             head.headers.append(*name, HeaderValue::from_bytes(value.as_bytes()).unwrap());
         }
-        let mut transcript = Transcript::new();
-        add(&mut transcript, part, &head, false).ok().map(|()| transcript.finish())
+        let mut transcript = Transcript::kept();
+        add(&mut transcript, part, &head, false).ok().map(|()| transcript.text().to_vec())
     }
 
     #[test]

@@ -1,35 +1,79 @@
-//! A hash over parts that cannot run into each other: every part is preceded by its length, every list by its count.
+//! Parts that cannot run into each other: every part is preceded by its length, every list by its count.
 //!
-//! Record ids and fingerprints are both made with it, so that `("a", "bc")` and `("ab", "c")` never meet.
+//! Record ids and fingerprints are hashes of such, so that `("a", "bc")` and `("ab", "c")` never meet.
 
 use http::HeaderMap;
 use http::header::HeaderName;
 use sha2::{Digest, Sha256};
 
-/// What was hashed so far.
+/// Where a transcript goes: into a hash, or as it is into a `Vec`.
+pub(crate) trait Sink {
+    /// Takes the next bytes.
+    fn take(&mut self, bytes: &[u8]);
+}
+
+impl Sink for Sha256 {
+    fn take(&mut self, bytes: &[u8]) {
+        self.update(bytes);
+    }
+}
+
+impl Sink for Vec<u8> {
+    fn take(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
+/// What was written so far.
 #[derive(Clone, Default)]
-pub(crate) struct Transcript(Sha256);
+pub(crate) struct Transcript<S = Sha256>(S);
 
 impl Transcript {
-    /// An empty one.
+    /// An empty one that is hashed as it grows.
     pub(crate) fn new() -> Transcript {
         Transcript::default()
     }
 
+    /// The SHA-256 of all of it.
+    pub(crate) fn finish(self) -> [u8; 32] {
+        self.0.finalize().into()
+    }
+}
+
+impl Transcript<Vec<u8>> {
+    /// An empty one that is kept: for short texts, which are hashed faster at once.
+    pub(crate) fn kept() -> Transcript<Vec<u8>> {
+        Transcript(Vec::with_capacity(256))
+    }
+
+    /// All of it.
+    pub(crate) fn text(&self) -> &[u8] {
+        &self.0
+    }
+
+    /// Hashes it, to go on behind it: filled up with zeros to whole blocks of SHA-256, so that a copy has nothing left to
+    /// hash of it. Its parts say where they end, so no other text has the same hash.
+    pub(crate) fn hashed(mut self) -> Transcript {
+        self.0.resize(self.0.len().next_multiple_of(64), 0);
+        Transcript(Sha256::new_with_prefix(&self.0))
+    }
+}
+
+impl<S: Sink> Transcript<S> {
     /// Adds one part of any length.
     pub(crate) fn part(&mut self, bytes: &[u8]) {
         self.count(bytes.len());
-        self.0.update(bytes);
+        self.0.take(bytes);
     }
 
     /// Adds a number: how many parts follow, or how many bytes.
     pub(crate) fn count(&mut self, count: usize) {
-        self.0.update((count as u64).to_be_bytes());
+        self.0.take(&(count as u64).to_be_bytes());
     }
 
     /// Adds one byte that says what follows.
     pub(crate) fn tag(&mut self, tag: u8) {
-        self.0.update([tag]);
+        self.0.take(&[tag]);
     }
 
     /// Adds all lines of a field in their order. No line (count 0) is not one empty line.
@@ -43,12 +87,7 @@ impl Transcript {
 
     /// Adds bytes without their length. The caller sees to it that nothing else could have given the same bytes.
     pub(crate) fn raw(&mut self, bytes: &[u8]) {
-        self.0.update(bytes);
-    }
-
-    /// The SHA-256 of all of it.
-    pub(crate) fn finish(self) -> [u8; 32] {
-        self.0.finalize().into()
+        self.0.take(bytes);
     }
 }
 

@@ -6,7 +6,6 @@
 use http::header::{CONTENT_TYPE, HeaderMap, HeaderName};
 
 use super::Head;
-use crate::fields::essence;
 
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 
@@ -37,13 +36,15 @@ pub(super) fn judged_status(head: &Head, trailers: Option<&HeaderMap>) -> u16 {
 /// Whether a code decides, and not the status.
 pub(super) fn judges(head: &Head) -> bool {
     let lines = || head.fields.get_all(CONTENT_TYPE).iter();
-    head.status == 200 && lines().any(|line| is_grpc(essence(line.as_bytes())))
+    head.status == 200 && lines().any(|line| is_grpc(line.as_bytes()))
 }
 
-/// Whether a media type is `application/grpc`, or that and what follows a plus. Not gRPC-Web, whose code is inside the body.
-pub fn is_grpc(media_type: &[u8]) -> bool {
-    let without_suffix = media_type.split(|byte| *byte == b'+').next().unwrap_or_default();
-    without_suffix.trim_ascii().eq_ignore_ascii_case(b"application/grpc")
+/// Whether a content type is `application/grpc`, or that and what follows a plus. Not gRPC-Web, whose code is inside the
+/// body.
+pub fn is_grpc(content_type: &[u8]) -> bool {
+    const NAME: &[u8] = b"application/grpc";
+    let Some((start, rest)) = content_type.split_at_checked(NAME.len()) else { return false };
+    start.eq_ignore_ascii_case(NAME) && matches!(rest.first(), None | Some(b'+' | b';' | b' ' | b'\t'))
 }
 
 #[cfg(test)]

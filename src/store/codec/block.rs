@@ -11,6 +11,7 @@
 //! ```
 
 use std::num::NonZeroU64;
+use std::sync::Arc;
 
 use bytes::BufMut;
 
@@ -49,14 +50,14 @@ pub fn each(details: Option<&Details>, write: &mut impl FnMut(&[u8])) {
 }
 
 /// The details that a block holds.
-pub fn read(block: &[u8]) -> Result<Option<Details>, Unreadable> {
+pub fn read(block: &[u8]) -> Result<Option<Arc<Details>>, Unreadable> {
     if block.is_empty() {
         return Ok(None);
     }
     let (parts, rest) = block.split_first_chunk().ok_or(DAMAGED)?;
     let parts = Parts::from_bytes(parts);
     if rest.is_empty() {
-        return Ok(Some(Details { parts, credentials: None }));
+        return Ok(Some(Arc::new(Details { parts, credentials: None })));
     }
     let (hashes, odd) = rest.as_chunks::<UNIT>();
     let mut hashes = hashes.iter().map(|hash| u64::from_be_bytes(*hash));
@@ -68,5 +69,6 @@ pub fn read(block: &[u8]) -> Result<Option<Details>, Unreadable> {
     if !odd.is_empty() || cookies.len() > Credentials::MOST_COOKIES || !cookies.is_sorted_by(|one, next| one < next) {
         return Err(DAMAGED);
     }
-    Ok(Some(Details { parts, credentials: Some(Credentials::new(headers, cookies)) }))
+    let credentials = Some(Credentials::new(headers, cookies));
+    Ok(Some(Arc::new(Details { parts, credentials })))
 }

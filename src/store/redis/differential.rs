@@ -84,7 +84,7 @@ pub(in crate::store) fn usual() -> Imprint {
     let parts = record::Parts::new(Default::default());
     let details = record::Details { parts, credentials: None };
     let fingerprint = record::Fingerprint { policy: [0; 4], digest: [0; 32] };
-    Imprint { fingerprint, details: Some(details) }
+    Imprint { fingerprint, details: Some(Arc::new(details)) }
 }
 
 // Steps and spans share a few values, so that moments fall on, just before and just after each other.

@@ -164,9 +164,9 @@ impl<'a> Call<'a> {
     /// Adds an imprint in its stored form: policy, digest, then the block of its details.
     pub(super) fn imprint(mut self, imprint: &Imprint) -> Call<'a> {
         let Imprint { fingerprint, details } = imprint;
-        let mut bytes = Vec::with_capacity(Fingerprint::SIZE + block::len(details.as_ref()));
+        let mut bytes = Vec::with_capacity(Fingerprint::SIZE + block::len(details.as_deref()));
         bytes.extend(fingerprint.to_bytes());
-        block::put(&mut bytes, details.as_ref());
+        block::put(&mut bytes, details.as_deref());
         self.command.arg(&bytes[..]);
         self
     }

@@ -58,7 +58,7 @@ impl<'a> Wish<'a> {
     }
 
     fn with_response(claim: &'a Claim, state: State, response: Option<&'a Response>, whole: bool) -> Wish<'a> {
-        Wish::new(&record(claim, state), claim.imprint.details.as_ref(), response, whole)
+        Wish::new(&record(claim, state), claim.imprint.details.as_deref(), response, whole)
     }
 
     /// The details are lent, and not taken from the record.

@@ -17,7 +17,7 @@ async fn what_differs_or_cannot_be_compared_under_other_settings_is_another_requ
     let first = imprint(1);
     let mut parts = [[1; 16]; RequestPart::ALL.len()];
     parts[RequestPart::Body as usize] = [2; 16];
-    let other_body = Some(Details { parts: Parts::new(parts), credentials: None });
+    let other_body = Some(Arc::new(Details { parts: Parts::new(parts), credentials: None }));
     let of_body = RequestPart::ALL.map(|part| part == RequestPart::Body);
     let digest = first.fingerprint.digest;
     for (details, parts) in [(other_body, Some(of_body)), (None, None)] {
@@ -40,7 +40,7 @@ fn from_caller(headers: [u64; 2], cookies: &[u64]) -> Imprint {
     let [one, two] = headers.map(NonZeroU64::new);
     let mut imprint = imprint(1);
     if let Some(details) = &mut imprint.details {
-        details.credentials = Some(Credentials::new([one, None, two], cookies.to_vec()));
+        Arc::make_mut(details).credentials = Some(Credentials::new([one, None, two], cookies.to_vec()));
     }
     imprint
 }

@@ -108,7 +108,7 @@ impl Sent {
         let print = policy
             .print(&self.head(), BodyAsRead::Whole(self.body.as_bytes(), Some(self.body.as_bytes())), false)
             .unwrap();
-        let details = Some(record::Details { parts: print.parts, credentials: None });
+        let details = Some(std::sync::Arc::new(record::Details { parts: print.parts, credentials: None }));
         record::Imprint { fingerprint: print.fingerprint, details }
     }
 
