@@ -104,7 +104,9 @@ fn system(what: &'static str) -> impl FnOnce(io::Error) -> RunError {
 /// If it cannot start, or can serve nobody any more. A stop that had to cut attempts off is not an error: each of them was
 /// doubted or released.
 pub fn run(loaded: Loaded, sources: Sources) -> Result<(), RunError> {
-    let level = telemetry::start(&loaded.config.log)?;
+    let metrics = Metrics::new();
+    // Kept to the end, which waits for what it still has to write.
+    let log = telemetry::start(&loaded.config.log, metrics.log_lines_dropped().clone())?;
     tracing::info!(
         version = env!("CARGO_PKG_VERSION"),
         file = loaded.file.as_ref().map(|file| file.display().to_string()),
@@ -113,7 +115,7 @@ pub fn run(loaded: Loaded, sources: Sources) -> Result<(), RunError> {
         "starting"
     );
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("a runtime"))?;
-    runtime.block_on(App::start(&loaded)?.run(loaded, sources, level))
+    runtime.block_on(App::start(&loaded, metrics)?.run(loaded, sources, log.level.clone()))
 }
 
 /// The running parts.
@@ -148,9 +150,8 @@ struct Signals {
 
 impl App {
     /// Binds, opens and prepares everything that can fail, and starts the cores.
-    fn start(loaded: &Loaded) -> Result<App, RunError> {
+    fn start(loaded: &Loaded, metrics: Arc<Metrics>) -> Result<App, RunError> {
         let config = loaded.config.clone();
-        let metrics = Metrics::new();
         let tls = config.tls.as_ref().map(|files| server::Tls::load(files, metrics.listeners().clone())).transpose()?;
         let doors = config.listen.iter().map(|listen| Door::open(listen, tls.as_ref(), config.h2c));
         let doors = doors.collect::<Result<Vec<_>, _>>();

@@ -94,6 +94,7 @@ pub struct Metrics {
     config_reloads: Family<ReloadLabel, Counter>,
     config_last_reload_successful: Gauge,
     trace_spans: Family<SpanResultLabel, Counter>,
+    log_lines_dropped: Counter,
 }
 
 impl Metrics {
@@ -168,6 +169,8 @@ impl Metrics {
                     "Times that changed certificate files could not be used, and the old ones stayed",
                 ),
             },
+            log_lines_dropped: r
+                .of("log_lines_dropped", "Lines of the log that were dropped because nobody read them in time"),
             tunnels: r.of("tunnels", "Tunnels (CONNECT) that are open now; nothing in them is protected"),
             buffered_bytes: r.of("buffered_bytes", "Bytes of request and response bodies held now"),
             ready: r.of("ready", "Whether the process wants traffic and its store keeps the promise"),
@@ -287,6 +290,11 @@ impl Metrics {
     pub fn spans(&self) -> SpanMetrics {
         let spans = |result| self.trace_spans.get_or_create_owned(&SpanResultLabel { result });
         SpanMetrics { exported: spans("exported"), dropped: spans("dropped"), lost: spans("lost") }
+    }
+
+    /// Lines of the log that were dropped because nobody read them in time.
+    pub fn log_lines_dropped(&self) -> &Counter {
+        &self.log_lines_dropped
     }
 
     /// What is counted where clients connect.

@@ -1,11 +1,14 @@
 //! The log: one line an event, on standard error, as text for people or as flat JSON.
 //!
-//! It takes events from everywhere through `tracing` and knows none of them. The level can be changed while the process
-//! runs; the rest is fixed at start.
+//! It takes events from everywhere through `tracing` and knows none of them. Nobody waits for whoever reads it: see
+//! [`queue`]. The level can be changed while the process runs; the rest is fixed at start.
 
-use std::io::IsTerminal;
+mod queue;
+
+use std::io::{self, IsTerminal};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use prometheus_client::metrics::counter::Counter;
 use thiserror::Error;
 use tracing::{Level, Subscriber};
 use tracing_subscriber::filter::Targets;
@@ -15,6 +18,7 @@ use tracing_subscriber::registry::Registry;
 use tracing_subscriber::reload;
 use tracing_subscriber::util::SubscriberInitExt;
 
+use self::queue::Queue;
 use crate::config::{self, Log, LogFormat, LogLevel};
 
 /// Why the log could not be started.
@@ -23,19 +27,41 @@ pub enum StartError {
     /// A process has one log.
     #[error("the log was started twice")]
     Twice(#[from] tracing_subscriber::util::TryInitError),
+    /// The thread that writes it.
+    #[error("the thread that writes the log cannot be started")]
+    Thread(#[from] io::Error),
 }
 
-/// Starts the log of the process, and has panics written to it.
-pub fn start(log: &Log) -> Result<LevelHandle, StartError> {
-    let colours = std::io::stderr().is_terminal() && config::takes_colours();
-    let (subscriber, handle) = subscriber(log, colours, std::io::stderr);
+/// The running log. Dropping it waits for a moment until what was logged is written.
+#[derive(Debug)]
+pub struct RunningLog {
+    /// Changes its level.
+    pub level: LevelHandle,
+    queue: Queue,
+}
+
+impl Drop for RunningLog {
+    fn drop(&mut self) {
+        self.queue.flush();
+    }
+}
+
+/// Starts the log of the process, and has panics written to it. `dropped` counts the lines that were dropped because nobody
+/// read them in time.
+///
+/// # Errors
+/// The process has a log already, or the thread that writes it cannot be started.
+pub fn start(log: &Log, dropped: Counter) -> Result<RunningLog, StartError> {
+    let colours = io::stderr().is_terminal() && config::takes_colours();
+    let queue = Queue::to(io::stderr(), dropped)?;
+    let (subscriber, level) = subscriber(log, colours, queue.clone());
     subscriber.try_init()?;
     std::panic::set_hook(Box::new(|panic| {
         let what = panic.payload_as_str().unwrap_or("of an unknown kind");
         let place = panic.location().map(ToString::to_string).unwrap_or_default();
         tracing::error!(place, what, "a panic");
     }));
-    Ok(handle)
+    Ok(RunningLog { level, queue })
 }
 
 /// Changes the level of a running log. Clones change the same log.

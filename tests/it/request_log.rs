@@ -232,3 +232,23 @@ fn colours_are_for_terminals_that_want_them() {
         assert_eq!(said.contains('\u{1b}'), coloured, "{variables:?}: {said:?}");
     }
 }
+
+#[tokio::test]
+async fn nobody_waits_for_whoever_reads_the_log() {
+    const REQUESTS: u64 = 2000;
+    let world = logging().await;
+    let nobody = world.proxy().stop_reading().await;
+    let target = format!("/{}", "x".repeat(4000));
+    for _ in 0..REQUESTS {
+        assert_eq!(world.send(&Request::new("GET", &target)).await.status, 201);
+    }
+    world.send(&Request::pay().key("k")).await.assert_executed(201);
+    let dropped = world.proxy().metric("onceproxy_log_lines_dropped_total", &[]).await as u64;
+    assert!((1..REQUESTS).contains(&dropped), "{dropped}");
+    drop(nobody);
+    let told = world.proxy().logged("log lines were dropped").await;
+    let told: Value = serde_json::from_str(&told).unwrap();
+    assert_eq!((&told["level"], &told["dropped"]), (&"WARN".into(), &dropped.into()));
+    let read = world.proxy().log().iter().filter(|line| line.contains("\"message\":\"request\"")).count() as u64;
+    assert_eq!(read + dropped, REQUESTS + 1);
+}

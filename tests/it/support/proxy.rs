@@ -16,15 +16,19 @@ pub(crate) struct Proxy {
     config: PathBuf,
     child: Child,
     log: Arc<Mutex<Vec<String>>>,
+    /// Taken by whoever reads the log, for each line.
+    reader: Reader,
     /// Where clients connect; another one after a restart.
     pub(crate) address: SocketAddr,
     admin: SocketAddr,
 }
 
+type Reader = Arc<tokio::sync::Mutex<()>>;
+
 impl Proxy {
     /// Starts `onceproxy serve --config …` and waits until both listeners are bound.
     pub(crate) async fn start(config: &Path) -> Proxy {
-        let (mut child, log) = spawn(config);
+        let (mut child, log, reader) = spawn(config);
         let (address, admin) = eventually("both listeners", async || {
             if let Some(status) = child.try_wait().unwrap() {
                 panic!("the proxy ended at start with {status}:\n{}", log.lock().unwrap().join("\n"));
@@ -33,7 +37,7 @@ impl Proxy {
             Some((listening(&log, "proxy")?, listening(&log, "admin")?))
         })
         .await;
-        Proxy { config: config.to_owned(), child, log, address, admin }
+        Proxy { config: config.to_owned(), child, log, reader, address, admin }
     }
 
     /// Waits until it wants traffic.
@@ -105,6 +109,11 @@ impl Proxy {
     /// What it logged, as far as it has been read: a line comes some time after what it tells of.
     pub(crate) fn log(&self) -> Vec<String> {
         self.log.lock().unwrap().clone()
+    }
+
+    /// Has nobody read what it logs until the guard is dropped.
+    pub(crate) async fn stop_reading(&self) -> tokio::sync::OwnedMutexGuard<()> {
+        self.reader.clone().lock_owned().await
     }
 
     /// The first line of the log with this text, once it is there.
@@ -236,7 +245,7 @@ fn has_stopped(pid: u32) -> bool {
     })
 }
 
-fn spawn(config: &Path) -> (Child, Arc<Mutex<Vec<String>>>) {
+fn spawn(config: &Path) -> (Child, Arc<Mutex<Vec<String>>>, Reader) {
     let mut command = Command::new(env!("CARGO_BIN_EXE_onceproxy"));
     // The settings are the file's alone, whatever the environment of the tests is.
     for name in ["CONFIG", "LISTEN", "UPSTREAM", "STORE", "ADMIN_LISTEN", "ADMIN_TOKEN", "LOG"] {
@@ -251,15 +260,17 @@ fn spawn(config: &Path) -> (Child, Arc<Mutex<Vec<String>>>) {
         .spawn()
         .unwrap();
     let log = Arc::new(Mutex::new(Vec::new()));
-    keep(child.stdout.take().unwrap(), log.clone());
-    keep(child.stderr.take().unwrap(), log.clone());
-    (child, log)
+    let reader = Reader::default();
+    keep(child.stdout.take().unwrap(), log.clone(), reader.clone());
+    keep(child.stderr.take().unwrap(), log.clone(), reader.clone());
+    (child, log, reader)
 }
 
 // A thread, not a task: the log must be whole when the test's runtime is already gone.
-fn keep(stream: impl Read + Send + 'static, log: Arc<Mutex<Vec<String>>>) {
+fn keep(stream: impl Read + Send + 'static, log: Arc<Mutex<Vec<String>>>, reader: Reader) {
     std::thread::spawn(move || {
         for line in BufReader::new(stream).lines().map_while(Result::ok) {
+            drop(reader.blocking_lock());
             log.lock().unwrap().push(line);
         }
     });
