@@ -310,6 +310,8 @@ pub struct Route {
     pub forward_key: ForwardKey,
     /// Whether the upstream sees the client's `Host`. Default true.
     pub preserve_host: bool,
+    /// Fields such as `Idempotency_Key`, which applications read as the one with dashes. Default `drop`.
+    pub underscores: Underscores,
     /// What happens to `Forwarded` and `X-Forwarded-*`. Default append.
     pub forwarded: Forwarded,
     /// Until a connection to the upstream must stand, TLS included. Default 5 s.
@@ -540,6 +542,17 @@ pub enum ForwardKey {
     None,
     /// The key under another name.
     Renamed(HeaderName),
+}
+
+/// What happens to fields with an underscore that applications read as one that means something here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Underscores {
+    /// They are taken off.
+    Drop,
+    /// They are forwarded.
+    Pass,
+    /// The request is refused.
+    Refuse,
 }
 
 /// What happens to `Forwarded` and `X-Forwarded-For`, `-Proto`, `-Host`.

@@ -79,6 +79,7 @@ pub struct Metrics {
     policy_changed: Family<RouteLabel, Counter>,
     new_key_same_request: Family<RouteLabel, Counter>,
     same_request_new_scope: Family<RouteLabel, Counter>,
+    underscore_fields: Family<RouteLabel, Counter>,
     unprotected_keys: Family<RouteHeaderLabels, Counter>,
     authorize: Family<AuthorizedLabels, Count>,
     authorize_seconds: HistogramFamily<RouteLabel>,
@@ -139,6 +140,11 @@ impl Metrics {
                 "new_key_same_request",
                 "Requests equal to one of the last minutes but for their key: a client that makes \
                  a key for every attempt",
+            ),
+            underscore_fields: r.of(
+                "underscore_fields",
+                "Fields dropped because applications read an underscore in their name as the dash of one that means \
+                 something",
             ),
             unprotected_keys: r
                 .of("unprotected_keys", "Keys of requests that passed unprotected, by the header that carried them"),
@@ -226,6 +232,7 @@ impl Metrics {
             policy_changed: self.policy_changed.get_or_create_owned(&label),
             new_key_same_request: self.new_key_same_request.get_or_create_owned(&label),
             same_request_new_scope: self.same_request_new_scope.get_or_create_owned(&label),
+            underscore_fields: self.underscore_fields.get_or_create_owned(&label),
             unprotected_keys: self.unprotected_keys.clone(),
         }
     }

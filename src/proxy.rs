@@ -28,9 +28,11 @@ pub mod recent;
 
 pub mod connect;
 pub mod forward;
+pub mod hops;
 pub mod outcome;
 pub mod pass;
 pub mod tunnel;
+pub mod underscores;
 pub mod unread;
 
 pub mod record;
@@ -140,7 +142,8 @@ impl Core {
         peer: Peer,
         notes: &Notes,
     ) -> Result<Answer, Problem> {
-        let found = match body::check_expectation(head).and_then(|()| key_from_head(&route.config, head)) {
+        let checked = underscores::check(route, head, &self.shared).and_then(|()| body::check_expectation(head));
+        let found = match checked.and_then(|()| key_from_head(&route.config, head)) {
             Ok(Found::Absent) if !route.guard.verifies_method(&route.config, &head.method) => {
                 return self.pass(route, head, Plain::Coming(body), peer, notes).await;
             }
@@ -257,7 +260,13 @@ impl Core {
         peer: Peer,
         notes: &Notes,
     ) -> Result<Answer, Problem> {
-        unread::note(&self.shared.unread, &route.config.name, &head.headers, &route.metrics);
+        unread::note(&self.shared.unread, &route.config.name, head.headers.keys(), &route.metrics);
+        if let Some(response) = hops::count(head) {
+            if let Plain::Coming(body) = body {
+                body::discard(head, body);
+            }
+            return Ok(Answer::new(response, RequestResult::Unprotected));
+        }
         let in_flight = match InFlight::enter(&self.shared, route) {
             Ok(in_flight) => in_flight,
             Err(problem) => {

@@ -269,7 +269,7 @@ where
         if request.method() == Method::OPTIONS && exchange.asks_server() {
             head::ask_server(&mut request);
         }
-        let verdict = exchange.verdict().and_then(|()| head::check(&request));
+        let verdict = exchange.verdict().and_then(|()| head::address(&mut request));
         // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
         let called = verdict.map(|()| Box::pin(service(request, peer)));
         answer(called, turn, peer, connects)

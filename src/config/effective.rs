@@ -10,7 +10,9 @@ use toml::Value;
 
 use super::address::print_upstream;
 use super::postgres_url;
-use super::route::{BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS, REPLAY_TO};
+use super::route::{
+    BODY_MODES, FORWARDED, ON_DUPLICATE, ON_STORE_ERROR, ON_UNKNOWN, PROTOCOLS, REPLAY_TO, UNDERSCORES,
+};
 use super::rules;
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
@@ -170,6 +172,7 @@ fn route(page: &mut Page, route: &Route) {
         ForwardKey::Renamed(name) => page.text("forward_key", name),
     }
     page.value("preserve_host", route.preserve_host);
+    page.text("underscores", word(&UNDERSCORES, &route.underscores));
     page.text("forwarded", word(&FORWARDED, &route.forwarded));
     page.duration("connect_timeout", route.connect_timeout);
     page.duration("idle_timeout", route.idle_timeout);

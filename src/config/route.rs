@@ -20,7 +20,7 @@ use super::values::{
 };
 use super::{
     BodyMode, COMMANDED_ROUTE, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION,
-    OnDuplicate, OnStoreError, OnUnknown, ReplayTo, Route, ScopePart, Upstream, authorize, verify,
+    OnDuplicate, OnStoreError, OnUnknown, ReplayTo, Route, ScopePart, Underscores, Upstream, authorize, verify,
 };
 
 /// The words of `fingerprint.body`.
@@ -44,6 +44,9 @@ pub(super) const ON_STORE_ERROR: [(&str, OnStoreError); 2] =
     [("reject", OnStoreError::Reject), ("forward", OnStoreError::Forward)];
 /// The words of `upstream_protocol`, and whether each is HTTP/2.
 pub(super) const PROTOCOLS: [(&str, bool); 2] = [("h1", false), ("h2", true)];
+/// The words of `underscores`.
+pub(super) const UNDERSCORES: [(&str, Underscores); 3] =
+    [("drop", Underscores::Drop), ("pass", Underscores::Pass), ("refuse", Underscores::Refuse)];
 /// The words of `forwarded`.
 pub(super) const FORWARDED: [(&str, Forwarded); 2] = [("append", Forwarded::Append), ("drop", Forwarded::Drop)];
 
@@ -126,6 +129,7 @@ pub(super) fn read(
         cors_origins: section.texts("cors_origins", origin).unwrap_or_default(),
         forward_key: section.text("forward_key", forward_key).map_or(ForwardKey::Same, |located| located.value),
         preserve_host: section.flag("preserve_host", defaults.preserve_host),
+        underscores: section.word("underscores", &UNDERSCORES, Underscores::Drop),
         forwarded: section.word("forwarded", &FORWARDED, defaults.forwarded),
         connect_timeout: section.duration("connect_timeout", MOMENT, Duration::from_secs(5)),
         idle_timeout: section.duration("idle_timeout", MOMENT, Duration::from_secs(4)),

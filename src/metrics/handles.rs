@@ -126,6 +126,8 @@ pub struct RouteMetrics {
     pub new_key_same_request: Counter,
     /// Same request and key under another scope.
     pub same_request_new_scope: Counter,
+    /// Fields dropped because applications read them as one with dashes.
+    pub underscore_fields: Counter,
     pub(super) unprotected_keys: Family<RouteHeaderLabels, Counter>,
 }
 

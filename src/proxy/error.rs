@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderValue, RETRY_AFTER};
+use http::header::{CACHE_CONTROL, CONTENT_TYPE, HeaderName, HeaderValue, RETRY_AFTER};
 use http::{Method, Response, StatusCode};
 
 use super::body::Body;
@@ -28,6 +28,8 @@ pub enum Kind {
     KeyMissing,
     /// The key is malformed, repeated, too long or empty.
     KeyInvalid,
+    /// A field that applications read as another one.
+    FieldInvalid,
     /// A part of the scope stands there twice, with different values.
     ScopeInvalid,
     /// The key was used for another request.
@@ -71,9 +73,12 @@ pub enum Kind {
 impl Kind {
     fn status(self) -> StatusCode {
         match self {
-            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid | Kind::ScopeInvalid | Kind::BodyInvalid => {
-                StatusCode::BAD_REQUEST
-            }
+            Kind::MethodInvalid
+            | Kind::KeyMissing
+            | Kind::KeyInvalid
+            | Kind::FieldInvalid
+            | Kind::ScopeInvalid
+            | Kind::BodyInvalid => StatusCode::BAD_REQUEST,
             Kind::KeyReused => StatusCode::UNPROCESSABLE_ENTITY,
             Kind::RequestInProgress | Kind::OutcomeUnknown | Kind::ResponseNotRetained => StatusCode::CONFLICT,
             Kind::OutcomeUnknownBroken | Kind::UpstreamUnreachable => StatusCode::BAD_GATEWAY,
@@ -94,6 +99,7 @@ impl Kind {
             Kind::MethodInvalid => "method-invalid",
             Kind::KeyMissing => "key-missing",
             Kind::KeyInvalid => "key-invalid",
+            Kind::FieldInvalid => "field-invalid",
             Kind::ScopeInvalid => "scope-invalid",
             Kind::KeyReused => "key-reused",
             Kind::OtherCaller => "other-caller",
@@ -119,6 +125,7 @@ impl Kind {
             Kind::MethodInvalid => "The method is spelled in another letter case",
             Kind::KeyMissing => "An idempotency key is required",
             Kind::KeyInvalid => "The idempotency key is not usable",
+            Kind::FieldInvalid => "A field can be read as another one",
             Kind::ScopeInvalid => "It is not clear whose request it is",
             Kind::KeyReused => "The idempotency key was used for another request",
             Kind::OtherCaller => "The idempotency key was used by another caller",
@@ -160,6 +167,7 @@ impl Kind {
             | Kind::SignatureInvalid
             | Kind::KeyReused
             | Kind::OtherCaller
+            | Kind::FieldInvalid
             | Kind::ScopeInvalid
             | Kind::BodyInvalid
             | Kind::BodyTooLarge
@@ -179,7 +187,7 @@ impl Kind {
     fn result(self) -> RequestResult {
         match self {
             Kind::SignatureInvalid => RequestResult::SignatureRejected,
-            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid | Kind::ScopeInvalid => {
+            Kind::MethodInvalid | Kind::KeyMissing | Kind::KeyInvalid | Kind::FieldInvalid | Kind::ScopeInvalid => {
                 RequestResult::KeyRejected
             }
             Kind::KeyReused => RequestResult::KeyReused,
@@ -326,6 +334,16 @@ impl Problem {
         Problem::new(
             Kind::MethodInvalid,
             format!("Methods are case-sensitive: write {meant}. Spelled otherwise the request would pass unprotected."),
+        )
+    }
+
+    /// Applications would read this field as the one with dashes.
+    pub fn ambiguous_field(name: &HeaderName, meant: &str) -> Problem {
+        Problem::new(
+            Kind::FieldInvalid,
+            format!(
+                "Many applications read the field {name} as {meant}. Write {meant}, or leave it out; nothing was forwarded."
+            ),
         )
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use super::budget::Budget;
 use super::flights::Flights;
 use super::recent::Recent;
+use super::underscores::Twins;
 use super::unread::Unread;
 use crate::config::Limits;
 use crate::metrics::Metrics;
@@ -20,6 +21,7 @@ pub struct Shared {
     pub(super) flights: Arc<Flights>,
     pub(super) recent: Arc<Recent>,
     pub(super) unread: Arc<Unread>,
+    pub(super) twins: Arc<Twins>,
     pub(super) in_flight: Budget,
     pub(super) waiting: Budget,
     pub(super) buffered: Budget,
@@ -40,6 +42,7 @@ impl Shared {
             flights: Flights::new(),
             recent: Recent::new(),
             unread: Arc::new(Unread::each_minute()),
+            twins: Arc::new(Twins::each_minute()),
             in_flight: Budget::new(limits.in_flight),
             waiting: Budget::new(limits.waiting),
             buffered: Budget::shown_by(metrics.buffered_bytes(), limits.buffered),
@@ -57,6 +60,7 @@ impl Shared {
             flights: self.flights.for_another_core(),
             recent: self.recent.clone(),
             unread: self.unread.clone(),
+            twins: self.twins.clone(),
             in_flight: self.in_flight.for_another_core(),
             waiting: self.waiting.for_another_core(),
             buffered: self.buffered.for_another_core(),

@@ -3,7 +3,7 @@
 //! The request passes, marked as unprotected. Whoever sent a key asked for more than that, so it is counted, and told in
 //! the log once a minute for each route and header.
 
-use http::HeaderMap;
+use http::header::HeaderName;
 
 use crate::metrics::RouteMetrics;
 use crate::seldom::Seldom;
@@ -46,9 +46,9 @@ fn label(name: &str) -> Option<&'static str> {
     if is_spelling { Some(known.unwrap_or(OTHER)) } else { known }
 }
 
-/// Counts and tells the keys of a request that passes unprotected.
-pub fn note(unread: &Unread, route: &str, headers: &HeaderMap, metrics: &RouteMetrics) {
-    for name in headers.keys() {
+/// Counts and tells the keys among the fields of a request that passes unprotected.
+pub fn note<'a>(unread: &Unread, route: &str, names: impl Iterator<Item = &'a HeaderName>, metrics: &RouteMetrics) {
+    for name in names {
         let Some(header) = label(name.as_str()) else { continue };
         metrics.unprotected_key(header);
         if let Some(left_out) = unread.count((route.to_owned(), header)) {

@@ -48,6 +48,9 @@ pub(super) enum HeadFault {
     /// RFC 9112, section 3.2.2.
     #[error("Host names another authority than the request target")]
     OtherAuthority,
+    /// RFC 9113, section 8.2.1: one reader takes the spaces off and another does not.
+    #[error("the value of a field begins or ends with a space or tab")]
+    PaddedValue,
     /// RFC 9113, section 8.2.2: it belongs to a connection of HTTP/1.
     #[error("HTTP/2 has no Transfer-Encoding, Connection, Keep-Alive, Proxy-Connection or Upgrade")]
     ConnectionField,

@@ -1,7 +1,8 @@
 //! The bytes of one HTTP/2 connection, between the socket and hyper: cuts a client that takes nothing, and closes so that
 //! the last answer arrives.
 //!
-//! Where messages begin and end is inside the frames here, so the other deadlines are kept by `streams`.
+//! Where messages begin and end is inside the frames here, so the other deadlines are kept by `streams`. Of the frames only
+//! the first is looked at: it has to be the client's SETTINGS.
 
 use std::io;
 use std::pin::Pin;
@@ -16,6 +17,14 @@ use super::socket::{LINGER, Socket};
 /// How many bytes a closed connection goes on reading: what its windows let a client have on its way, and some more.
 const LINGER_BYTES: usize = 2 * 1024 * 1024;
 
+/// Where the type of a client's first frame stands: behind the preface of 24 bytes and the frame's length. Its flags follow.
+const FIRST_TYPE: usize = 24 + 3;
+/// As much of a connection is looked at.
+const LOOKED_AT: usize = FIRST_TYPE + 2;
+/// The type of a SETTINGS frame, and its one flag (RFC 9113, section 6.5).
+const SETTINGS: u8 = 4;
+const ACKNOWLEDGED: u8 = 1;
+
 /// One HTTP/2 connection's socket.
 #[derive(Debug)]
 pub(super) struct Flow {
@@ -24,6 +33,8 @@ pub(super) struct Flow {
     /// Rings when the client has taken nothing for too long, or has been closing for too long.
     alarm: Pin<Box<Sleep>>,
     stalled: bool,
+    /// How much of the beginning was read, as far as that is looked at.
+    read: usize,
     /// Bytes that may still be read and thrown away, once the writing side is closed.
     linger: Option<usize>,
 }
@@ -31,7 +42,20 @@ pub(super) struct Flow {
 impl Flow {
     /// A socket whose client may take nothing for so long.
     pub(super) fn new(socket: Socket, patience: Duration) -> Flow {
-        Flow { socket, patience, alarm: Box::pin(sleep_until(Instant::now())), stalled: false, linger: None }
+        Flow { socket, patience, alarm: Box::pin(sleep_until(Instant::now())), stalled: false, read: 0, linger: None }
+    }
+
+    /// Checks that the client's first frame is its SETTINGS (RFC 9113, section 3.4), which h2 does not.
+    fn look_at_first_frame(&mut self, bytes: &[u8]) -> io::Result<()> {
+        let before = self.read;
+        self.read = LOOKED_AT.min(before + bytes.len());
+        let at = |place: usize| bytes.get(place.checked_sub(before)?).copied();
+        let is_other = at(FIRST_TYPE).is_some_and(|kind| kind != SETTINGS)
+            || at(FIRST_TYPE + 1).is_some_and(|flags| flags & ACKNOWLEDGED != 0);
+        match is_other {
+            true => Err(io::Error::new(io::ErrorKind::InvalidData, "the client's first frame is not its SETTINGS")),
+            false => Ok(()),
+        }
     }
 
     /// Cuts a client that takes nothing for too long.
@@ -50,7 +74,12 @@ impl Flow {
 
 impl AsyncRead for Flow {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.socket).poll_read(cx, buffer)
+        let before = buffer.filled().len();
+        let polled = Pin::new(&mut self.socket).poll_read(cx, buffer);
+        if self.read < LOOKED_AT {
+            self.look_at_first_frame(&buffer.filled()[before..])?;
+        }
+        polled
     }
 }
 

@@ -23,6 +23,8 @@ pub(super) struct Follower {
     head: Framing,
     /// The numbers of heads that ask a server as a whole, as long as nobody has taken them.
     asterisks: Vec<u64>,
+    /// Where in the bytes given last a minor version newer than 1 stands, as long as nobody has taken these.
+    newer: Vec<usize>,
 }
 
 /// The part of a message that the next byte belongs to.
@@ -92,6 +94,12 @@ impl Follower {
         std::mem::take(&mut self.asterisks)
     }
 
+    /// Where in the bytes followed last the digit of a minor version stands that is newer than 1.1: such a request is read as
+    /// one of 1.1 (RFC 9110, section 2.5), which hyper does not do by itself.
+    pub(super) fn take_newer_versions(&mut self) -> Vec<usize> {
+        std::mem::take(&mut self.newer)
+    }
+
     /// Follows the bytes that come next. After a fault it follows nothing any more.
     pub(super) fn follow(&mut self, bytes: &[u8]) -> Result<(), Broken> {
         let mut rest = bytes;
@@ -106,7 +114,7 @@ impl Follower {
                     if line.last() != Some(&b'\n') {
                         return self.keep(rest, taken);
                     }
-                    self.take_line(line).map_err(|fault| self.broken(fault, taken))?;
+                    self.take_line(line, taken).map_err(|fault| self.broken(fault, taken))?;
                     after
                 }
             };
@@ -129,17 +137,34 @@ impl Follower {
         if !self.is_in_head() && self.line.len() + bytes.len() > MAX_BODY_LINE {
             return Err(self.broken(None, taken));
         }
-        self.line.extend_from_slice(bytes);
+        let mut line = std::mem::take(&mut self.line);
+        let before = line.len();
+        line.extend_from_slice(bytes);
+        self.note_version(&line, before, taken);
+        self.line = line;
         Ok(())
     }
 
-    fn take_line(&mut self, end: &[u8]) -> Result<(), Option<HeadFault>> {
+    fn take_line(&mut self, end: &[u8], taken: usize) -> Result<(), Option<HeadFault>> {
         if self.line.is_empty() {
+            self.note_version(end, 0, taken);
             return self.read_line(end);
         }
         let mut line = std::mem::take(&mut self.line);
+        let before = line.len();
         line.extend_from_slice(end);
+        self.note_version(&line, before, taken);
         self.read_line(&line)
+    }
+
+    /// Notes a version that is newer than 1.1, if this is a request line. So many bytes of it came `before` those that were
+    /// given now, and these begin at `taken`.
+    fn note_version(&mut self, line: &[u8], before: usize, taken: usize) {
+        if matches!(self.part, Part::Between | Part::RequestLine)
+            && let Some(place) = newer_minor(line).and_then(|place| place.checked_sub(before))
+        {
+            self.newer.push(taken + place);
+        }
     }
 
     /// Reads one line with its end. The error is the fault if the line belongs to a head.
@@ -231,6 +256,17 @@ fn first_line(bytes: &[u8]) -> (&[u8], &[u8]) {
     (&bytes[..length], after)
 }
 
+/// Where in a request line that may still grow the minor version stands, if that is newer than 1.
+fn newer_minor(line: &[u8]) -> Option<usize> {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let (minor, start) = line.split_last()?;
+    let is_whole = matches!(minor, b'2'..=b'9')
+        && start.ends_with(b" HTTP/1.")
+        && start.iter().filter(|byte| **byte == b' ').count() == 2;
+    is_whole.then_some(start.len())
+}
+
 /// Whether the target of a request line has a fragment. hyper takes it off, and forwards another target than it got.
 fn has_fragment(line: &[u8]) -> bool {
     // A method may have the character.
@@ -263,14 +299,50 @@ fn number(text: &[u8]) -> Option<u64> {
     std::str::from_utf8(text).ok().filter(|_| digits)?.parse().ok()
 }
 
-/// The size that opens a chunk. Extensions are skipped (RFC 9112, section 7.1.1).
+/// The size that opens a chunk. Extensions are checked and skipped (RFC 9112, section 7.1.1).
 fn chunk_size(line: &[u8]) -> Option<u64> {
     let end = line.iter().position(|byte| !byte.is_ascii_hexdigit()).unwrap_or(line.len());
-    let (digits, rest) = line.split_at(end);
-    if !matches!(rest.trim_ascii_start(), [] | [b';', ..]) {
-        return None;
+    let (digits, mut rest) = line.split_at(end);
+    rest = trim_start(rest);
+    while let [b';', extension @ ..] = rest {
+        rest = trim_start(behind_extension(trim_start(extension))?);
     }
-    u64::from_str_radix(std::str::from_utf8(digits).ok()?, 16).ok()
+    let size = std::str::from_utf8(digits).ok().filter(|_| rest.is_empty())?;
+    u64::from_str_radix(size, 16).ok()
+}
+
+/// What follows the name of an extension and its value, if it has one: a token or a quoted string.
+fn behind_extension(text: &[u8]) -> Option<&[u8]> {
+    let behind_name = behind_token(text)?;
+    let [b'=', value @ ..] = trim_start(behind_name) else { return Some(behind_name) };
+    match trim_start(value) {
+        [b'"', quoted @ ..] => behind_quoted(quoted),
+        value => behind_token(value),
+    }
+}
+
+fn behind_token(text: &[u8]) -> Option<&[u8]> {
+    let is_token = |byte: &u8| byte.is_ascii_alphanumeric() || b"!#$%&'*+-.^_`|~".contains(byte);
+    let length = text.iter().take_while(|byte| is_token(byte)).count();
+    (length > 0).then(|| &text[length..])
+}
+
+fn behind_quoted(mut text: &[u8]) -> Option<&[u8]> {
+    loop {
+        text = match text {
+            [b'"', rest @ ..] => return Some(rest),
+            [b'\\', b'\t' | b' '..=b'~' | 0x80.., rest @ ..] => rest,
+            [b'\\', ..] => return None,
+            [b'\t' | b' '..=b'~' | 0x80.., rest @ ..] => rest,
+            _ => return None,
+        }
+    }
+}
+
+/// Without the spaces and tabs in front.
+fn trim_start(text: &[u8]) -> &[u8] {
+    let blank = text.iter().take_while(|byte| matches!(byte, b' ' | b'\t')).count();
+    &text[blank..]
 }
 
 #[cfg(test)]
@@ -300,7 +372,7 @@ mod tests {
             (&b"\r\n"[..], 1),
             (b"Content-Length: 0\r\n\r\n", 1),
             (b"content-length:5\r\n\r\nab\ncd", 1),
-            (b"Transfer-Encoding:  Chunked \r\n\r\n5\r\nab\ncd\r\nA;x=\"y\"\r\n0123456789\r\n00\r\n\r\n", 1),
+            (b"Transfer-Encoding:  Chunked \r\n\r\n5\r\nab\ncd\r\nA ;x=\"y;\\\"\xff\" ; z\t= 1;w\r\n0123456789\r\n00\r\n\r\n", 1),
             (b"Transfer-Encoding: chunked\r\n\r\n0\r\nX-Sum: 1\r\nX: 2\r\n\r\n", 1),
             (b"Content-Length: 1\r\n\r\nx\r\n\r\nGET / HTTP/1.1\r\nHost: a\r\n\r\n", 2),
         ] {
@@ -352,6 +424,23 @@ mod tests {
     }
 
     #[test]
+    fn finds_newer_versions_however_their_bytes_come() {
+        let bytes =
+            b"POST /p HTTP/1.2\r\nX: HTTP/1.3\r\n\r\nGET HTTP/1.4 HTTP/1.1\r\nHost: a\r\n\r\nGET / HTTP/1.9\r\n";
+        let expected: Vec<_> = [b'2', b'9'].map(|digit| bytes.iter().rposition(|byte| *byte == digit).unwrap()).into();
+        for size in 1..=bytes.len() {
+            let mut follower = Follower::default();
+            let mut found = Vec::new();
+            for (number, piece) in bytes.chunks(size).enumerate() {
+                follower.follow(piece).unwrap();
+                found.extend(follower.take_newer_versions().into_iter().map(|place| number * size + place));
+            }
+            found.dedup();
+            assert_eq!(found, expected, "in pieces of {size} bytes");
+        }
+    }
+
+    #[test]
     fn names_the_request_whose_head_is_at_fault() {
         let (_, verdict) = after_head(b"\r\nGET / HTTP/1.1\nHost: a\r\n\r\n");
         assert_eq!(verdict, Err(Broken::Head(1, HeadFault::BareLf)));
@@ -365,6 +454,14 @@ mod tests {
             b"\r\n",
             b" 2\r\n",
             b"2 2\r\n",
+            b"2;a\0b\r\nab\r\n0\r\n\r\n",
+            b"2;\r\n",
+            b"2;=b\r\n",
+            b"2;a=\r\n",
+            b"2;a=\"b\r\n",
+            b"2;a=\"\\\x7f\"\r\n",
+            b"2;a=\"b\"c\r\n",
+            b"2;a b\r\n",
             b"2\n",
             b"fffffffffffffffff\r\n",
             b"0\r\n folded: 1\r\n\r\n",

@@ -10,7 +10,7 @@ use http::{HeaderName, HeaderValue, Method, Request, Uri, Version};
 
 use super::fault::MAX_FIELDS;
 use super::framing::Follower;
-use super::head::{adopt, check};
+use super::head::{address, adopt};
 
 /// Runs one input, the bytes of a connection. Panics where a head or a body is let through that can be read in two ways.
 pub fn run(input: &[u8]) {
@@ -125,8 +125,9 @@ fn request(input: &[u8]) -> Option<Request<()>> {
 
 /// What is let through has one addressee, in HTTP/1 and in HTTP/2.
 fn addressed(request: Request<()>) {
-    if check(&request).is_ok() {
-        one_addressee(&request);
+    let mut of_http1 = request.clone();
+    if address(&mut of_http1).is_ok() {
+        one_addressee(&of_http1);
     }
     let mut request = request;
     *request.version_mut() = Version::HTTP_2;

@@ -7,15 +7,29 @@ use http::{HeaderMap, HeaderValue, Method, Request, Uri, Version};
 
 use super::fault::{HeadFault, MAX_FIELDS};
 
+/// Checks that a request of HTTP/1 has one addressee, and makes `Host` say it: a target that names one itself counts, whatever
+/// the field says (RFC 9112, section 3.2.2).
+pub(super) fn address<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
+    check(request)?;
+    if request.method() == Method::CONNECT {
+        return Ok(());
+    }
+    if let Some(authority) = request.uri().authority() {
+        let authority = HeaderValue::from_str(authority.as_str()).map_err(|_| HeadFault::MalformedHost)?;
+        request.headers_mut().insert(HOST, authority);
+    }
+    Ok(())
+}
+
 /// Checks that a request has one addressee.
-pub(super) fn check<B>(request: &Request<B>) -> Result<(), HeadFault> {
+fn check<B>(request: &Request<B>) -> Result<(), HeadFault> {
     let host = host(request)?;
     let uri = request.uri();
     match (uri.scheme_str(), uri.authority()) {
         _ if request.method() == Method::CONNECT => tunnel(uri, host),
         (None, None) if uri.path().starts_with('/') => Ok(()),
         (None, None) if uri.path() == "*" && request.method() == Method::OPTIONS => Ok(()),
-        (Some("http" | "https"), Some(_)) => same_authority(uri, host),
+        (Some("http" | "https"), Some(authority)) if !authority.as_str().contains('@') => Ok(()),
         // An authority alone; other schemes.
         _ => Err(HeadFault::Target),
     }
@@ -64,7 +78,11 @@ pub(super) fn adopt<B>(request: &mut Request<B>) -> Result<(), HeadFault> {
     if request.headers().len() > MAX_FIELDS {
         return Err(HeadFault::TooManyFields);
     }
+    if request.headers().values().any(is_padded) {
+        return Err(HeadFault::PaddedValue);
+    }
     check(request)?;
+    same_authority(request)?;
     let path = request.uri().path_and_query().cloned().ok_or(HeadFault::Target)?;
     let asks_this_server = path == "*" && request.method() == Method::OPTIONS;
     // RFC 3986 section 2: other bytes stand there percent-encoded, and HTTP/1 servers need not take them.
@@ -103,10 +121,11 @@ fn host<B>(request: &Request<B>) -> Result<Option<&str>, HeadFault> {
     if hosts.next().is_some() {
         return Err(HeadFault::SeveralHosts);
     }
-    host_and_port(first).map(Some).ok_or(HeadFault::MalformedHost)
+    let is_named = !first.is_empty() || request.version() == Version::HTTP_10;
+    host_and_port(first).filter(|_| is_named).map(Some).ok_or(HeadFault::MalformedHost)
 }
 
-/// The value as text if it is `uri-host [ ":" port ]` (RFC 3986, section 3.2). It may be empty. Commas are refused
+/// The value as text if it is `uri-host [ ":" port ]` (RFC 3986, section 3.2). Commas are refused
 /// although a name may have them: they are what two lines look like after something joined them.
 fn host_and_port(value: &HeaderValue) -> Option<&str> {
     let text = value.to_str().ok()?;
@@ -153,13 +172,18 @@ fn tunnel(uri: &Uri, host: Option<&str>) -> Result<(), HeadFault> {
     if same { Ok(()) } else { Err(HeadFault::OtherAuthority) }
 }
 
-/// Checks that a target in absolute form and `Host` name the same authority; the scheme's own port may be left out.
-fn same_authority(uri: &Uri, host: Option<&str>) -> Result<(), HeadFault> {
-    let authority = uri.authority().map_or("", |authority| authority.as_str());
-    if authority.contains('@') {
-        return Err(HeadFault::Target);
-    }
-    let Some(host) = host else { return Ok(()) };
+/// Whether a value begins or ends with what HTTP/1 takes off.
+fn is_padded(value: &HeaderValue) -> bool {
+    let is_blank = |byte: Option<&u8>| matches!(byte, Some(b' ' | b'\t'));
+    is_blank(value.as_bytes().first()) || is_blank(value.as_bytes().last())
+}
+
+/// Checks that `:authority` and `Host`, if both are there, are the same (RFC 9113, section 8.3.1); the scheme's own port may be
+/// left out.
+fn same_authority<B>(request: &Request<B>) -> Result<(), HeadFault> {
+    let uri = request.uri();
+    let (Some(authority), Some(host)) = (uri.authority(), host(request)?) else { return Ok(()) };
+    let authority = authority.as_str();
     let own_port = if uri.scheme_str() == Some("https") { "443" } else { "80" };
     let parts = |text| {
         let (name, port): (&str, &str) = split_port(text);
@@ -188,9 +212,10 @@ mod tests {
             ("POST", "/", "example.com:8080"),
             ("GET", "/", "[::1]:8080"),
             ("GET", "/", "[::1]"),
-            ("GET", "/", ""),
             ("OPTIONS", "*", "example.com"),
             ("GET", "http://example.com/a", "EXAMPLE.com"),
+            ("GET", "http://a/", "b"),
+            ("GET", "https://a:80/", "a:81"),
             ("GET", "http://example.com:80/a", "example.com"),
             ("GET", "https://example.com/a", "example.com:443"),
             ("GET", "http://[::1]:81/a", "[::1]:81"),
@@ -201,6 +226,7 @@ mod tests {
             assert_eq!(verdict(method, target, Version::HTTP_11, &[host]), Ok(()), "{method} {target} at {host}");
         }
         assert_eq!(verdict("GET", "/", Version::HTTP_10, &[]), Ok(()));
+        assert_eq!(verdict("GET", "/", Version::HTTP_10, &[""]), Ok(()));
     }
 
     #[test]
@@ -216,10 +242,9 @@ mod tests {
             ("GET", "/", &["a:b"], MalformedHost),
             ("GET", "/", &["a:1:2"], MalformedHost),
             ("GET", "/", &["[::1"], MalformedHost),
-            ("GET", "http://a/", &["b"], OtherAuthority),
-            ("GET", "http://a/", &[""], OtherAuthority),
-            ("GET", "http://a:81/", &["a"], OtherAuthority),
-            ("GET", "https://a:80/", &["a"], OtherAuthority),
+            ("GET", "/", &[""], MalformedHost),
+            ("GET", "http://a/", &[""], MalformedHost),
+            ("GET", "http://a/", &["a/b"], MalformedHost),
             ("GET", "http://user@a/", &["a"], Target),
             ("GET", "ftp://a/", &["a"], Target),
             ("GET", "*", &["a"], Target),
@@ -237,5 +262,35 @@ mod tests {
             assert_eq!(verdict(method, target, Version::HTTP_11, hosts), Err(fault), "{method} {target} at {hosts:?}");
         }
         assert_eq!(verdict("GET", "/", Version::HTTP_10, &["a", "b"]), Err(SeveralHosts));
+    }
+
+    #[test]
+    fn an_absolute_target_counts_before_the_field() {
+        for (target, version, host, expected) in [
+            ("http://a.example:81/x", Version::HTTP_11, Some("b"), "a.example:81"),
+            ("http://a.example/x", Version::HTTP_10, None, "a.example"),
+            ("/x", Version::HTTP_11, Some("b"), "b"),
+        ] {
+            let request = Request::post(target).version(version).header("x-first", "1");
+            let request = host.into_iter().fold(request, |request, host| request.header(HOST, host));
+            let mut request = request.body(()).unwrap();
+            assert_eq!(address(&mut request), Ok(()));
+            assert_eq!(request.headers()[HOST], expected, "{target}");
+        }
+    }
+
+    #[test]
+    fn http2_must_say_one_thing_and_pad_nothing() {
+        let adopted = |authority: &str, field: (&'static str, &'static str)| {
+            let request =
+                Request::post(format!("http://{authority}/x")).version(Version::HTTP_2).header(field.0, field.1);
+            adopt(&mut request.body(()).unwrap())
+        };
+        assert_eq!(adopted("a", ("host", "A:80")), Ok(()));
+        assert_eq!(adopted("a", ("host", "b")), Err(HeadFault::OtherAuthority));
+        assert_eq!(adopted("a", ("x", "a b\tc")), Ok(()));
+        for value in [" a", "a ", "\ta", "a\t", " "] {
+            assert_eq!(adopted("a", ("authorization", value)), Err(HeadFault::PaddedValue), "{value:?}");
+        }
     }
 }

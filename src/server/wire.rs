@@ -61,6 +61,9 @@ impl Wire {
         let followed = self.follower.follow(bytes);
         self.exchange.set_receiving(self.follower.is_in_body());
         self.exchange.ask_server(self.follower.take_asterisks());
+        for place in self.follower.take_newer_versions() {
+            buffer.filled_mut()[before + place] = b'1';
+        }
         match followed {
             Ok(()) => {
                 let begins = self.follower.is_in_head() && (!had_begun || self.follower.heads() > heads);

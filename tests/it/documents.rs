@@ -220,6 +220,7 @@ fn the_environment_and_the_senders_are_listed() {
 
 const KINDS: &[Kind] = &[
     Kind::MethodInvalid,
+    Kind::FieldInvalid,
     Kind::KeyMissing,
     Kind::KeyInvalid,
     Kind::ScopeInvalid,

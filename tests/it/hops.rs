@@ -54,6 +54,72 @@ async fn forwarded_fields_that_connection_names_go_no_further() {
 }
 
 #[tokio::test]
+async fn a_target_that_names_its_host_counts_before_the_field() {
+    let world = World::new(Store::Memory).await;
+    for keyed in [true, false] {
+        let request = Request::new("POST", "http://other.test:81/pay");
+        let request = if keyed { request.key("k-1") } else { request };
+        assert_eq!(world.send(&request).await.status, 201);
+        let received = world.upstream.last();
+        assert_eq!((received.target.as_str(), received.all("Host")), ("/pay", vec!["other.test:81".to_owned()]));
+        assert_eq!(received.all("X-Forwarded-Host"), ["other.test:81"]);
+    }
+}
+
+#[tokio::test]
+async fn max_forwards_counts_the_hops_of_options_and_trace() {
+    let world = World::new(Store::Memory).await;
+    for (method, status) in [("OPTIONS", 204), ("TRACE", 405)] {
+        let last = world.send(&Request::new(method, "/pay").field("Max-Forwards", "0")).await;
+        assert_eq!(last.status, status);
+        assert!(last.field("Allow").is_some_and(|allowed| allowed.contains("OPTIONS")), "{}", last.shown());
+        assert!(world.upstream.received().is_empty());
+    }
+    world.send(&Request::new("OPTIONS", "/pay").field("Max-Forwards", "3")).await;
+    assert_eq!(world.upstream.last().all("Max-Forwards"), ["2"]);
+    world.send(&Request::new("GET", "/pay").field("Max-Forwards", "0")).await;
+    assert_eq!(world.upstream.last().all("Max-Forwards"), ["0"]);
+}
+
+const TWINS: [(&str, &str); 5] = [
+    ("Idempotency_Key", "k-2"),
+    ("X_Forwarded_For", "192.0.2.1"),
+    ("Transfer_Encoding", "chunked"),
+    ("X_Api_Key", "somebody"),
+    ("X-HTTP_Method-Override", "DELETE"),
+];
+
+fn with_twins(request: Request) -> Request {
+    TWINS.iter().fold(request.field("Of_Ours", "1"), |request, (name, value)| request.field(name, value))
+}
+
+#[tokio::test]
+async fn what_applications_read_as_another_field_goes_no_further() {
+    let world = World::new(Store::Memory).await;
+    for request in [Request::pay().key("k-1"), Request::new("GET", "/pay")] {
+        world.send(&with_twins(request)).await;
+        let received = world.upstream.last();
+        assert!(TWINS.iter().all(|(name, _)| received.all(name).is_empty()));
+        assert_eq!(received.all("Of_Ours"), ["1"], "it means nothing here");
+        assert_eq!(received.all("X-Forwarded-For"), ["127.0.0.1"]);
+    }
+    let dropped = world.proxy().metric("onceproxy_underscore_fields_total", &[("route", "pay")]).await;
+    assert_eq!(dropped, 2.0 * TWINS.len() as f64);
+    world.proxy().logged("a field was dropped that applications read as one with dashes").await;
+
+    let world = World::build(Store::Memory).route("underscores = \"pass\"").start().await;
+    world.send(&with_twins(Request::pay().key("k-1"))).await.assert_executed(201);
+    assert!(TWINS.iter().all(|(name, value)| world.upstream.last().all(name) == [*value]));
+
+    let world = World::build(Store::Memory).route("underscores = \"refuse\"").start().await;
+    for request in [Request::pay().key("k-1"), Request::new("GET", "/pay")] {
+        world.send(&with_twins(request)).await.assert_problem(400, "field-invalid");
+    }
+    assert!(world.upstream.received().is_empty());
+    world.send(&Request::pay().key("k-1").field("Of_Ours", "1")).await.assert_executed(201);
+}
+
+#[tokio::test]
 async fn connection_may_not_name_the_key_of_a_request_that_is_not_protected() {
     let world = World::new(Store::Memory).await;
     let answer = world.send(&Request::new("GET", "/pay").key("k-1").field("Connection", "Idempotency-Key")).await;

@@ -91,7 +91,7 @@ fn code(text: &str) -> String {
 }
 
 /// Where the statuses of the proxy, of the admin listener and of requests that are no HTTP are chosen.
-const CHOOSE_STATUSES: [&str; 3] = ["proxy/error", "admin/problem", "server/fault"];
+const CHOOSE_STATUSES: [&str; 4] = ["proxy/error", "proxy/hops", "admin/problem", "server/fault"];
 /// Files that name statuses without choosing one for an answer of the proxy, and which.
 const NAME_STATUSES: &[(&str, &[&str])] = &[
     // They tell what the upstream answered with.

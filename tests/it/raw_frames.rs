@@ -215,7 +215,9 @@ fn cases() -> Vec<Case> {
         case("value with NUL", Refuse, and(&[(b"x-a", b"1\0")])),
         case("value with DEL", Refuse, and(&[(b"x-a", b"1\x7f")])),
         case("value with two requests", Refuse, and(&[(b"x-a", b"1\r\n\r\nGET /hidden HTTP/1.1\r\nhost: a")])),
-        case("value with white space around it", Either, and(&[(b"x-a", b" 1\t")])),
+        case("value with white space around it", Refuse, and(&[(b"x-a", b" 1\t")])),
+        case("value with white space before it", Refuse, and(&[(b"authorization", b" Bearer a")])),
+        case("value with white space behind it", Refuse, and(&[(b"authorization", b"Bearer a ")])),
         case("value beyond ASCII", Pass(P, b""), and(&[(b"x-a", b"\xe9\xff")])),
         case("value empty", Pass(P, b""), and(&[(b"x-a", b"")])),
         // Pseudo-fields.
@@ -480,10 +482,15 @@ enum End {
 
 /// Sends these frames on a connection of their own, and reads until something has become of them.
 async fn exchange(world: &World, frames: &[u8]) -> End {
-    let mut stream = TcpStream::connect(world.address()).await.unwrap();
     // No table, so that the status stands in the answer itself.
     let settings = frame(SETTINGS, 0, 0, &[0, 1, 0, 0, 0, 0]);
-    let start = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], &settings, frames].concat();
+    exchange_from_preface(world, &[&settings[..], frames].concat()).await
+}
+
+/// The same without the client's settings.
+async fn exchange_from_preface(world: &World, frames: &[u8]) -> End {
+    let mut stream = TcpStream::connect(world.address()).await.unwrap();
+    let start = [&b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"[..], frames].concat();
     stream.write_all(&start).await.unwrap();
     let reading = async {
         loop {
@@ -618,6 +625,19 @@ async fn keyed_requests_reach_the_upstream_sound_or_not_at_all() {
 }
 
 /// A request whose client takes it back before its body has ended is no shorter request.
+#[tokio::test]
+async fn a_client_that_does_not_begin_with_its_settings_is_closed() {
+    let world = World::build(Store::memory()).top("h2c = true").start().await;
+    world.upstream.always(|_| reply(200).body("ok").into());
+    let settings = |flags| frame(SETTINGS, flags, 0, &[]);
+    for first in [post(&[], &[], None), frame(PING, 0, 0, &[0; 8]), settings(1)] {
+        let late = [&first[..], &settings(0), &post(&[], &[], None)].concat();
+        assert_eq!(exchange_from_preface(&world, &late).await, End::Closed);
+    }
+    assert!(world.upstream.received().is_empty());
+    assert_ne!(exchange_from_preface(&world, &[settings(0), post(&[], &[], None)].concat()).await, End::Closed);
+}
+
 #[tokio::test]
 async fn what_is_taken_back_before_its_end_is_not_forwarded() {
     let world = World::build(Store::memory()).top("h2c = true").start().await;

@@ -58,6 +58,7 @@ fn presets_differ_as_documented() {
     assert_presets("cors_origins", ["[]"; 3]);
     assert_presets("forward_key", [r#""same""#; 3]);
     assert_presets("preserve_host", ["true", "false", "true"]);
+    assert_presets("underscores", [r#""drop""#; 3]);
     assert_presets("forwarded", [r#""append""#, r#""drop""#, r#""append""#]);
     assert_presets("connect_timeout", [r#""5s""#; 3]);
     assert_presets("idle_timeout", [r#""4s""#; 3]);

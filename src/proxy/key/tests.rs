@@ -56,6 +56,7 @@ fn route(key: Vec<KeySource>) -> Route {
         cors_origins: Vec::new(),
         forward_key: config::ForwardKey::Same,
         preserve_host: true,
+        underscores: crate::config::Underscores::Drop,
         forwarded: config::Forwarded::Append,
         connect_timeout: Duration::from_secs(5),
         idle_timeout: Duration::from_secs(4),
