@@ -2,6 +2,8 @@
 
 CARGO ?= cargo
 IMAGE ?= onceproxy:0.1.0
+# How the binary of the development profile is built. `make test` has built it already, with the tests' dependencies.
+BUILD ?= $(CARGO) build --locked --bin onceproxy
 
 # Most tests wait for clocks and for other processes, so that there may be more of them than processors.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
@@ -15,12 +17,14 @@ build: ## The release binary, target/release/onceproxy.
 	$(CARGO) build --release --locked
 
 test: deps ## All tests, with real Redis and Postgres servers; installs what they need.
+	$(CARGO) test --locked --all-targets --no-run
+	@# Beside the tests, most of which wait. `make static` below waits for it.
+	nice -n 19 ./scripts/build-static >/dev/null 2>&1 &
 	$(CARGO) test --locked --all-targets
 	$(CARGO) test --locked --doc
 	$(CARGO) test --locked --features otel --lib -- trace:: config::
 	$(CARGO) test --locked --features otel --test it -- traces:: request_log::
-	$(MAKE) test-deploy
-	$(MAKE) test-celery
+	$(MAKE) test-deploy test-celery BUILD="$(CARGO) test --locked --no-run --test it"
 	$(MAKE) static
 	$(MAKE) test-clients
 
@@ -33,7 +37,7 @@ test-load: build ## The figures of what many connections and large bodies cost; 
 
 test-deploy: deps ## Manifests, alerts and dashboard against the binary; makes .venv with the tools.
 	./scripts/install-deploy-tools
-	$(CARGO) build --locked --bin onceproxy
+	$(BUILD)
 	.venv/bin/python -m pytest -q tests/deploy
 
 bench: build ## Beside nginx, HAProxy and a hand-written layer (ARGS=--long: growth); cargo bench --bench parts, or disk: only those.
@@ -48,7 +52,7 @@ bench-limit: build ## The same, and beside it the optimized build and the least 
 
 test-celery: deps ## A Celery worker that is killed and cut off, with the proxy and without; the guides; makes .venv with Celery.
 	./scripts/install-celery
-	$(CARGO) build --locked --bin onceproxy
+	$(BUILD)
 	@# At once: both mostly wait, for time-outs of the broker and for Sidekiq's first retry.
 	.venv/bin/python tests/guides & guides=$$!; .venv/bin/python tests/celery; celery=$$?; wait $$guides && exit $$celery
 

@@ -36,6 +36,7 @@ mod greet;
 mod head;
 mod http2;
 mod listener;
+mod room;
 mod socket;
 mod streams;
 mod tls;
@@ -60,6 +61,7 @@ use exchange::{Exchange, Turn};
 use fault::HeadFault;
 use greet::{GreetError, Greeted, Greeting, Version};
 use socket::Socket;
+use streams::Streams;
 use wire::Wire;
 
 /// The two ends of the connection that a request came by.
@@ -225,7 +227,8 @@ fn spawn_greeted<S, F, B>(
                     name(&mut request, client.as_ref());
                     service(request, peer)
                 };
-                let served = http2::serve(socket, at, &house.http2, service, peer, limits, &house.drain);
+                let streams = Streams::new(at, limits, seat.place.clone());
+                let served = http2::serve(socket, &streams, &house.http2, service, peer, &house.drain);
                 if let Err(error) = Box::pin(served).await {
                     if error.is_abuse() {
                         seat.is_abused();
@@ -347,7 +350,10 @@ where
     let mut told = false;
     poll_fn(|cx| {
         // The waker of a task stays the same, so that once is enough.
-        wake.get_or_insert_with(|| drain.wake(cx.waker()));
+        wake.get_or_insert_with(|| {
+            exchange.presence().wake_with(cx.waker());
+            drain.wake(cx.waker())
+        });
         if !told && drain.has_begun() && (exchange.is_answering() || exchange.is_stalled()) {
             told = true;
             connection.as_mut().graceful_shutdown();

@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::metrics::ListenerMetrics;
 
 use super::greet::Greeting;
+use super::room::{Place, Room};
 
 /// Makes the two ends of a core. [`Core`] goes to [`accept`](super::accept), [`Inbox`] to the core's
 /// [`serve`](super::serve), which ends when its [`Core`] is dropped and its connections are closed.
@@ -59,19 +60,21 @@ pub(super) enum Caller {
     Unix(UnixStream),
 }
 
-/// One connection's place: under the limit, in its core's count and in the gauge. Dropping it gives all three back.
+/// One connection's place: under the limit, in its core's count, in the gauge and in the room. Dropping it gives all back.
 #[derive(Debug)]
 pub(super) struct Seat {
+    /// Whether it is busy, and may go if there is no room.
+    pub(super) place: Place,
     open: Arc<AtomicUsize>,
     metrics: ListenerMetrics,
     _permit: OwnedSemaphorePermit,
 }
 
 impl Seat {
-    fn take(open: Arc<AtomicUsize>, metrics: ListenerMetrics, permit: OwnedSemaphorePermit) -> Seat {
+    fn take(open: Arc<AtomicUsize>, metrics: ListenerMetrics, place: Place, permit: OwnedSemaphorePermit) -> Seat {
         open.fetch_add(1, Ordering::Relaxed);
         metrics.connections.inc();
-        Seat { open, metrics, _permit: permit }
+        Seat { place, open, metrics, _permit: permit }
     }
 
     /// Counts a connection on which TLS did not come about.
@@ -97,11 +100,17 @@ impl Drop for Seat {
 pub(super) struct Dealer {
     cores: Vec<Core>,
     metrics: ListenerMetrics,
+    room: Arc<Room>,
 }
 
 impl Dealer {
     pub(super) fn new(cores: Vec<Core>, metrics: ListenerMetrics) -> Dealer {
-        Dealer { cores, metrics }
+        Dealer { cores, metrics, room: Room::new() }
+    }
+
+    /// The connections that are open.
+    pub(super) fn room(&self) -> &Arc<Room> {
+        &self.room
     }
 
     /// Whether there is no core left to serve connections.
@@ -114,7 +123,7 @@ impl Dealer {
     pub(super) fn deal(&mut self, from: Caller, greeting: Greeting, permit: OwnedSemaphorePermit) {
         let fewest = self.cores.iter().enumerate().min_by_key(|(_, core)| core.open.load(Ordering::Relaxed));
         let Some((index, core)) = fewest else { return };
-        let seat = Seat::take(core.open.clone(), self.metrics.clone(), permit);
+        let seat = Seat::take(core.open.clone(), self.metrics.clone(), self.room.enter(), permit);
         if core.sender.send(Accepted { from, greeting, at: Instant::now(), seat }).is_err() {
             tracing::error!(core = index, left = self.cores.len() - 1, "a core is gone; it gets no more connections");
             self.cores.remove(index);

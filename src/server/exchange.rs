@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use super::core::Seat;
 use super::drain::Drain;
 use super::fault::HeadFault;
+use super::room::Presence;
 
 /// The state of one connection.
 #[derive(Debug)]
@@ -16,11 +17,9 @@ pub(super) struct Exchange {
     drain: Arc<Drain>,
     /// The connection's place under the limit, and its counts. The socket's side holds the exchange, so it is kept until
     /// the socket is closed, whoever has it then.
-    _seat: Seat,
+    seat: Seat,
     /// Whether the connection has left HTTP, and its bytes mean nothing here any more.
     switched: AtomicBool,
-    /// From the service's call until its body was handed over or dropped.
-    answering: AtomicBool,
     /// Requests given to the service. hyper gives them in the order of their heads.
     requests: AtomicU64,
     /// Whether the client is not taking what is written.
@@ -37,9 +36,8 @@ impl Exchange {
     pub(super) fn new(drain: Arc<Drain>, seat: Seat) -> Exchange {
         Exchange {
             drain,
-            _seat: seat,
+            seat,
             switched: AtomicBool::default(),
-            answering: AtomicBool::default(),
             stalled: AtomicBool::default(),
             receiving: AtomicBool::default(),
             requests: AtomicU64::default(),
@@ -65,7 +63,12 @@ impl Exchange {
 
     /// Whether a request is being answered.
     pub(super) fn is_answering(&self) -> bool {
-        self.answering.load(Ordering::Relaxed)
+        self.seat.place.is_busy()
+    }
+
+    /// What the connection says of itself to who needs room.
+    pub(super) fn presence(&self) -> &Presence {
+        &self.seat.place
     }
 
     /// Whether part of an answer waits for the client to take it. The service may be done with it already.
@@ -113,7 +116,7 @@ impl Exchange {
     /// Counts the next request. It is being answered until the turn is dropped.
     pub(super) fn begin(self: &Arc<Exchange>) -> Turn {
         self.requests.fetch_add(1, Ordering::Relaxed);
-        self.answering.store(true, Ordering::Relaxed);
+        self.seat.place.set_busy(true);
         Turn(self.clone())
     }
 
@@ -139,6 +142,6 @@ impl Turn {
 
 impl Drop for Turn {
     fn drop(&mut self) {
-        self.0.answering.store(false, Ordering::Relaxed);
+        self.0.seat.place.set_busy(false);
     }
 }

@@ -91,11 +91,10 @@ impl Broken {
 /// that have begun are answered.
 pub(super) async fn serve<S, F, B>(
     socket: Socket,
-    accepted: Instant,
+    streams: &Arc<Streams>,
     http: &http2::Builder<Spawner>,
     service: S,
     peer: Peer,
-    limits: &Limits,
     drain: &Arc<Drain>,
 ) -> Result<(), Broken>
 where
@@ -104,7 +103,6 @@ where
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<BoxError>,
 {
-    let streams = Streams::new(accepted, limits);
     let counted = streams.clone();
     let answering = service_fn(move |mut request: Request<Incoming>| {
         let turn = counted.begin();
@@ -112,7 +110,7 @@ where
         let called = head::adopt(&mut request).map(|()| service(request, peer));
         reply(called, turn, peer, is_head)
     });
-    let connection = http.serve_connection(TokioIo::new(Flow::new(socket, limits.idle_timeout)), answering);
+    let connection = http.serve_connection(TokioIo::new(Flow::new(socket, streams.idle_timeout())), answering);
     let mut connection = pin!(connection);
     let mut alarm = pin!(sleep_until(streams.first_look()));
     let (mut wake, mut told) = (None, None);
@@ -120,13 +118,14 @@ where
         // The waker of a task stays the same, so that once is enough.
         wake.get_or_insert_with(|| {
             streams.wake_with(cx.waker());
+            streams.presence().wake_with(cx.waker());
             drain.wake(cx.waker())
         });
         loop {
             if let Poll::Ready(ended) = connection.as_mut().poll(cx) {
                 return Poll::Ready(ended.map_err(Broken::Http));
             }
-            let draining = drain.has_begun();
+            let draining = drain.has_begun() || streams.presence().must_leave();
             // Deadlines only ever move away, but for those of a client that is to go.
             let near = draining || told.is_some() || streams.is_spent();
             if alarm.as_mut().poll(cx).is_pending() && !near {

@@ -13,10 +13,12 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::{Limits, Listen};
 use crate::metrics::Metrics;
+use crate::seldom::Seldom;
 use crate::shutdown::Signal;
 
 use super::core::{Caller, Core, Dealer};
 use super::greet::Greeting;
+use super::room::Room;
 use super::tls::Tls;
 use super::unix::{self, SocketFile};
 
@@ -147,7 +149,8 @@ pub fn bind(address: SocketAddr) -> Result<Listener, BindError> {
 
 /// Accepts connections and gives each to the core with the fewest, until the signal is given.
 ///
-/// At the limit of connections it stops accepting; further ones wait in the backlog. When stopped it still deals out
+/// At the limit of connections the one that has been idle for longest is closed for the next; where none is idle that one
+/// waits, and further ones in the backlog. When stopped it still deals out
 /// what the backlog holds, since those clients believe that they are connected, and then closes the socket and drops
 /// the cores. The error is that a socket cannot be watched, or that no core is left.
 pub async fn accept(
@@ -161,7 +164,8 @@ pub async fn accept(
     let seats = Arc::new(Semaphore::new(limits.connections.min(Semaphore::MAX_PERMITS)));
     let mut dealer = Dealer::new(cores, metrics.listeners().clone());
     let mut stopped = std::pin::pin!(stop.given());
-    let mut resting = false;
+    let (mut resting, mut waiting) = (false, None);
+    let crowded = Seldom::each_minute();
     loop {
         if dealer.is_alone() {
             return Err(io::Error::other("every core that serves connections is gone"));
@@ -169,12 +173,19 @@ pub async fn accept(
         let next = tokio::select! {
             biased;
             () = &mut stopped => break,
-            next = next(&mut watched, &seats) => next,
+            next = next(&mut watched, &mut waiting) => next,
         };
         match next {
-            Ok((from, greeting, permit)) => {
+            Ok(()) => {
                 resting = false;
-                dealer.deal(from, greeting, permit);
+                let permit = tokio::select! {
+                    biased;
+                    () = &mut stopped => break,
+                    permit = seat(&seats, dealer.room(), &crowded) => permit,
+                };
+                if let Some((from, greeting)) = waiting.take() {
+                    dealer.deal(from, greeting, permit);
+                }
             }
             Err(error) if is_the_connections(&error) => {}
             Err(error) => {
@@ -184,6 +195,9 @@ pub async fn accept(
                 tokio::time::sleep(REST).await;
             }
         }
+    }
+    if let (Some((from, greeting)), Ok(permit)) = (waiting, seats.clone().try_acquire_owned()) {
+        dealer.deal(from, greeting, permit);
     }
     for (socket, greeting) in watched.doors {
         let socket = socket.into_std()?;
@@ -287,11 +301,29 @@ impl LastCalls {
     }
 }
 
-/// The next connection, once there is a seat for it.
-async fn next(watched: &mut Watched, seats: &Arc<Semaphore>) -> io::Result<(Caller, Greeting, OwnedSemaphorePermit)> {
-    let permit = seats.clone().acquire_owned().await.expect("the semaphore is never closed");
-    let (from, greeting) = poll_fn(|cx| watched.poll_accept(cx)).await?;
-    Ok((from, greeting, permit))
+/// Waits for the next connection, and puts it into `waiting`.
+async fn next(watched: &mut Watched, waiting: &mut Option<(Caller, Greeting)>) -> io::Result<()> {
+    *waiting = Some(poll_fn(|cx| watched.poll_accept(cx)).await?);
+    Ok(())
+}
+
+/// A seat for a connection. Where there is none, idle connections are asked to close until there is.
+async fn seat(seats: &Arc<Semaphore>, room: &Room, crowded: &Seldom<()>) -> OwnedSemaphorePermit {
+    loop {
+        if let Ok(permit) = seats.clone().try_acquire_owned() {
+            return permit;
+        }
+        if let Some(left_out) = crowded.count(()) {
+            tracing::warn!(
+                left_out,
+                "limits.connections is reached; the connection that is idle for longest makes room"
+            );
+        }
+        room.make();
+        if let Ok(permit) = tokio::time::timeout(REST, seats.clone().acquire_owned()).await {
+            return permit.expect("the semaphore is never closed");
+        }
+    }
 }
 
 /// Sets what an accepted socket needs.

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 use crate::config::Limits;
 
 use super::greet::FIRST_REQUEST;
+use super::room::Presence;
 
 /// How long a client that was told to go may take for it once its requests are answered.
 const LEAVING: Duration = Duration::from_secs(1);
@@ -28,6 +29,7 @@ pub(super) struct Streams {
     /// As many as may be open at a time, twice: a client may go away with all of them, once.
     most_credit: usize,
     spent: AtomicBool,
+    presence: Presence,
     state: Mutex<State>,
 }
 
@@ -67,7 +69,7 @@ pub(super) enum Misuse {
 }
 
 impl Streams {
-    pub(super) fn new(accepted: Instant, limits: &Limits) -> Arc<Streams> {
+    pub(super) fn new(accepted: Instant, limits: &Limits, presence: Presence) -> Arc<Streams> {
         let most_credit = limits.streams.saturating_mul(2);
         let state = State { open: HashMap::new(), begun: 0, quiet_since: accepted, credit: most_credit, waker: None };
         Arc::new(Streams {
@@ -76,8 +78,19 @@ impl Streams {
             idle_timeout: limits.idle_timeout,
             most_credit,
             spent: AtomicBool::default(),
+            presence,
             state: Mutex::new(state),
         })
+    }
+
+    /// How long the client may take nothing.
+    pub(super) fn idle_timeout(&self) -> Duration {
+        self.idle_timeout
+    }
+
+    /// What the connection says of itself to who needs room.
+    pub(super) fn presence(&self) -> &Presence {
+        &self.presence
     }
 
     /// The waker of the connection's task.
@@ -136,6 +149,7 @@ impl Streams {
         let number = state.begun;
         state.begun += 1;
         state.open.insert(number, None);
+        self.presence.set_busy(true);
         StreamTurn { streams: self.clone(), number, over: false }
     }
 
@@ -172,6 +186,8 @@ impl Drop for StreamTurn {
         state.open.remove(&self.number);
         if state.open.is_empty() {
             state.quiet_since = Instant::now();
+            self.streams.presence.used(state.quiet_since);
+            self.streams.presence.set_busy(false);
         }
         state.credit = match self.over {
             true => (state.credit + 1).min(self.streams.most_credit),
@@ -193,7 +209,8 @@ mod tests {
     const SECOND: Duration = Duration::from_secs(1);
 
     fn streams() -> Arc<Streams> {
-        Streams::new(Instant::now(), &super::super::tests::limits())
+        let room = super::super::room::Room::new();
+        Streams::new(Instant::now(), &super::super::tests::limits(), room.enter().clone())
     }
 
     #[tokio::test(start_paused = true)]

@@ -98,7 +98,8 @@ impl Wire {
             // Of a head that is on its way the rest is there in a moment, and nothing has come of one that is not.
             return Some((self.since + self.header_timeout).min(self.since.max(drain) + FIRST_REQUEST));
         }
-        let patience = match (self.follower.is_between(), self.exchange.drain().has_begun()) {
+        let leaves = self.exchange.drain().has_begun() || self.exchange.presence().must_leave();
+        let patience = match (self.follower.is_between(), leaves) {
             (false, _) => self.header_timeout,
             (true, true) if is_first => FIRST_REQUEST.min(self.header_timeout),
             (true, true) => Duration::ZERO,
@@ -153,6 +154,7 @@ impl Wire {
         if let Poll::Ready(result) = result {
             self.exchange.set_stalled(false);
             self.since = Instant::now();
+            self.exchange.presence().used(self.since);
             return Poll::Ready(result);
         }
         self.poll_stall(cx).map(Err)

@@ -24,7 +24,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "upstream",
         ],
     ),
-    ("server", &["chain", "config", "metrics", "shutdown"]),
+    ("server", &["chain", "config", "metrics", "seldom", "shutdown"]),
     (
         "proxy",
         &[

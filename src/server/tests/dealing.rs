@@ -25,18 +25,41 @@ async fn a_connection_goes_to_the_core_with_the_fewest() {
 }
 
 #[tokio::test]
-async fn connections_over_the_limit_wait_in_the_backlog() {
+async fn at_the_limit_the_longest_idle_connection_makes_room() {
+    let world = World::with(Limits { connections: 2, ..limits() }, 1);
+    let (mut first, mut second) = (world.connect().await, world.connect().await);
+    assert_eq!(first.get("/1").await, "/1 ");
+    assert_eq!(second.get("/2").await, "/2 ");
+    // The clock of the room counts milliseconds.
+    tokio::time::sleep(Duration::from_millis(5)).await;
+    assert_eq!(first.get("/3").await, "/3 ");
+    let mut third = world.connect().await;
+    assert_eq!(third.get("/4").await, "/4 ");
+    assert_eq!(second.rest().await, "", "it was idle for longer than the first");
+    assert_eq!(first.get("/5").await, "/5 ");
+    assert_eq!(world.metrics.listeners().connections.get(), 2);
+}
+
+#[tokio::test]
+async fn while_none_is_idle_connections_over_the_limit_wait() {
     let world = World::with(Limits { connections: 1, ..limits() }, 1);
     let mut first = world.connect().await;
-    assert_eq!(first.get("/1").await, "/1 ");
+    first.send("POST /slow HTTP/1.1\r\nHost: a\r\nContent-Length: 1\r\n\r\n").await;
+    patiently(async {
+        while world.served() < 1 {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
     let mut second = world.connect().await;
     second.send(get("/2")).await;
-    assert_eq!(first.get("/1").await, "/1 ");
+    let mut third = world.connect().await;
+    third.send(get("/3")).await;
     assert_eq!(world.metrics.listeners().connections.get(), 1);
-    assert_eq!(world.served(), 2);
-    drop(first);
+    first.send("x").await;
+    assert!(first.rest().await.contains("/slow"), "it is answered before it makes room");
     assert_eq!(second.answer().await, "/2 ");
-    assert_eq!(world.metrics.listeners().connections.get(), 1);
+    assert_eq!(third.answer().await, "/3 ");
 }
 
 #[tokio::test]
