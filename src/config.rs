@@ -349,6 +349,8 @@ pub struct Upstream {
     pub proxy: Option<HttpProxy>,
     /// Whether it is spoken to in HTTP/2, over TLS by ALPN, else without being asked. Default HTTP/1.1.
     pub http2: bool,
+    /// When a connection of HTTP/2 is asked whether the upstream is there.
+    pub pings: Pings,
     /// A file of PEM certificates to trust instead of the system's. Only with TLS.
     pub ca_file: Option<PathBuf>,
     /// The certificate to show and its key, files of PEM. Only with TLS.
@@ -358,6 +360,21 @@ pub struct Upstream {
     /// Set where requests name the host: what may be reached. The host is empty then, and port 0 stands for the one that
     /// the request names; [`Upstream::at`] fills both in.
     pub egress: Option<Arc<Egress>>,
+}
+
+/// When an HTTP/2 connection to an upstream is pinged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pings {
+    /// After so long without progress while requests are on it. Default 2 s.
+    pub after: Duration,
+    /// So long the answer may take. Default 2 s.
+    pub timeout: Duration,
+}
+
+impl Default for Pings {
+    fn default() -> Pings {
+        Pings { after: Duration::from_secs(2), timeout: Duration::from_secs(2) }
+    }
 }
 
 /// An HTTP proxy on the way to an upstream: `http://host:port`. It is asked to connect (`CONNECT`), for plain upstreams too.

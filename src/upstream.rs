@@ -86,7 +86,7 @@ impl Pool {
     }
 
     fn of(dialer: Arc<Dialer>, idle_timeout: Duration, sends: Count) -> Pool {
-        let sessions = dialer.upstream().http2.then(|| Sessions::new(idle_timeout));
+        let sessions = dialer.upstream().http2.then(|| Sessions::new(idle_timeout, dialer.upstream().pings));
         Pool { shared: Arc::new(Shared { dialer, idle: IdleList::new(idle_timeout), sessions, sends }) }
     }
 

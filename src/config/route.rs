@@ -20,7 +20,7 @@ use super::values::{
 };
 use super::{
     BodyMode, COMMANDED_ROUTE, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION,
-    OnDuplicate, OnStoreError, OnUnknown, ReplayTo, Route, ScopePart, Underscores, Upstream, authorize, verify,
+    OnDuplicate, OnStoreError, OnUnknown, Pings, ReplayTo, Route, ScopePart, Underscores, Upstream, authorize, verify,
 };
 
 /// The words of `fingerprint.body`.
@@ -183,6 +183,11 @@ fn target(section: &mut Section<'_>, outer: Option<&Commanded>, egress: &Arc<Egr
     }
     target.ca_file = section.path("ca_file");
     target.http2 = section.word("upstream_protocol", &PROTOCOLS, false);
+    let pings = Pings::default();
+    target.pings = Pings {
+        after: section.duration("h2_ping_after", MOMENT, pings.after),
+        timeout: section.duration("h2_ping_timeout", MOMENT, pings.timeout),
+    };
     target.client = section.client_certificate();
     target.server_name = section.text("server_name", server_name).map(|located| located.value);
     target.proxy = section.text("upstream_proxy", http_proxy).map(|located| located.value);

@@ -7,7 +7,7 @@
 
 use std::future::poll_fn;
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
 use std::time::Duration;
@@ -27,7 +27,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 use super::body::{BodyError, BoxError, RequestBody};
 use super::connection::SendError;
 use super::wire::Wire;
-use crate::config;
+use crate::config::{self, Pings};
 
 /// More requests than this do not share a connection, whatever the upstream allows.
 const MOST_STREAMS: usize = 100;
@@ -36,18 +36,15 @@ const STREAM_WINDOW: u32 = 1 << 20;
 const CONNECTION_WINDOW: u32 = 8 << 20;
 /// A response head may have this many bytes.
 const MAX_HEAD: u32 = 256 * 1024;
-/// How often a connection in use is asked whether the upstream is there, and how long the answer may take. A kernel's
-/// keepalive would not notice an upstream that hangs.
-const PING_EVERY: Duration = Duration::from_secs(30);
-const PING_ANSWER: Duration = Duration::from_secs(30);
-/// And if nothing of a response came since it was asked last: gRPC's servers end a connection, with all calls on it, for
-/// the third ping that comes less than five minutes after the one before.
+/// How often an upstream is asked again from which nothing else came: gRPC's servers end a connection, with all calls on it,
+/// for the third ping in silence that comes less than five minutes after the one before.
 const PING_IN_SILENCE: Duration = Duration::from_secs(305);
 
 /// The shared connections of one pool.
 #[derive(Debug)]
 pub(super) struct Sessions {
     idle_timeout: Duration,
+    pings: Pings,
     open: Mutex<Vec<Session>>,
     /// Held while connecting, so that a burst of first requests makes one connection.
     dialing: tokio::sync::Mutex<()>,
@@ -68,11 +65,45 @@ struct Usage {
     since: Mutex<Instant>,
     /// Whether it takes no more requests.
     over: AtomicBool,
-    /// Whether something of a response came since the upstream was last asked whether it is there.
+    /// Whether the upstream has been asked if it is there, and has not answered: it gets no request until it does.
+    is_in_doubt: AtomicBool,
+    begun: Instant,
+    /// Since when nothing has come that is waited for, in milliseconds from `begun`.
+    quiet_since: AtomicU64,
+    /// Whether something of a response came since the upstream was last asked.
     heard: AtomicBool,
 }
 
 impl Usage {
+    fn new() -> Usage {
+        let now = Instant::now();
+        Usage {
+            streams: AtomicUsize::default(),
+            since: Mutex::new(now),
+            over: AtomicBool::default(),
+            is_in_doubt: AtomicBool::default(),
+            begun: now,
+            quiet_since: AtomicU64::default(),
+            heard: AtomicBool::new(true),
+        }
+    }
+
+    /// Notes that something of a response came.
+    fn hears(&self) {
+        self.heard.store(true, Ordering::Relaxed);
+        self.waits();
+    }
+
+    /// Notes that from now on something is waited for.
+    fn waits(&self) {
+        let now = u64::try_from(self.begun.elapsed().as_millis()).unwrap_or(u64::MAX);
+        self.quiet_since.store(now, Ordering::Relaxed);
+    }
+
+    fn quiet_since(&self) -> Instant {
+        self.begun + Duration::from_millis(self.quiet_since.load(Ordering::Relaxed))
+    }
+
     /// When it will have been unused for this long; `None` while it is used.
     fn idle_until(&self, idle: Duration) -> Option<Instant> {
         let since = *self.since.lock().unwrap_or_else(PoisonError::into_inner);
@@ -88,7 +119,9 @@ pub(super) struct Stream {
 
 impl Stream {
     fn of(session: &Session) -> Stream {
-        session.usage.streams.fetch_add(1, Ordering::Relaxed);
+        if session.usage.streams.fetch_add(1, Ordering::Relaxed) == 0 {
+            session.usage.waits();
+        }
         Stream { session: session.clone() }
     }
 }
@@ -101,8 +134,8 @@ impl Drop for Stream {
 }
 
 impl Sessions {
-    pub(super) fn new(idle_timeout: Duration) -> Sessions {
-        Sessions { idle_timeout, open: Mutex::default(), dialing: tokio::sync::Mutex::default() }
+    pub(super) fn new(idle_timeout: Duration, pings: Pings) -> Sessions {
+        Sessions { idle_timeout, pings, open: Mutex::default(), dialing: tokio::sync::Mutex::default() }
     }
 
     /// A stream on a connection that is there.
@@ -111,7 +144,7 @@ impl Sessions {
         open.retain(|session| !session.usage.over.load(Ordering::Relaxed));
         let free = |session: &&Session| {
             let most = session.sender.current_max_send_streams().min(MOST_STREAMS);
-            session.usage.streams.load(Ordering::Relaxed) < most
+            session.usage.streams.load(Ordering::Relaxed) < most && !session.usage.is_in_doubt.load(Ordering::Relaxed)
         };
         open.iter().find(free).map(Stream::of)
     }
@@ -142,20 +175,15 @@ impl Sessions {
                 pong?;
             }
         }
-        let usage = Arc::new(Usage {
-            streams: AtomicUsize::default(),
-            since: Mutex::new(Instant::now()),
-            over: AtomicBool::default(),
-            heard: AtomicBool::new(true),
-        });
+        let usage = Arc::new(Usage::new());
         let session = Session { sender, usage: usage.clone() };
-        let idle = self.idle_timeout;
+        let (idle, times) = (self.idle_timeout, self.pings);
         tokio::spawn(async move {
             tokio::select! {
                 ended = connection => if let Err(error) = ended {
                     tracing::debug!(error = &error as &dyn std::error::Error, "an HTTP/2 connection failed");
                 },
-                () = watch(&mut pings, &usage, idle) => {}
+                () = watch(&mut pings, &usage, idle, times) => {}
             }
             usage.over.store(true, Ordering::Relaxed);
         });
@@ -171,30 +199,34 @@ impl Sessions {
     }
 }
 
-/// Returns when the connection has been unused for too long, or its upstream does not answer.
-async fn watch(pings: &mut PingPong, usage: &Usage, idle: Duration) {
+/// Returns when the connection has been unused for too long, or its upstream does not answer. A kernel's keepalive would
+/// not notice an upstream that hangs.
+async fn watch(pings: &mut PingPong, usage: &Usage, idle: Duration, times: Pings) {
     let mut asked = Instant::now();
     loop {
-        match usage.idle_until(idle) {
-            Some(end) if end <= Instant::now() => {
-                usage.over.store(true, Ordering::Relaxed);
-                return;
-            }
-            Some(end) => sleep_until(end).await,
-            None => {
-                sleep_until(Instant::now() + PING_EVERY.min(idle)).await;
-                let silent = asked.elapsed();
-                let due = silent >= PING_EVERY && usage.heard.load(Ordering::Relaxed) || silent >= PING_IN_SILENCE;
-                if !due {
-                    continue;
-                }
-                asked = Instant::now();
-                usage.heard.store(false, Ordering::Relaxed);
-                if !matches!(timeout(PING_ANSWER, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
-                    return;
-                }
-            }
+        let now = Instant::now();
+        let is_unused = usage.idle_until(idle);
+        if is_unused.is_some_and(|end| end <= now) {
+            usage.over.store(true, Ordering::Relaxed);
+            return;
         }
+        let silent_from = usage.quiet_since() + times.after;
+        let due = match usage.heard.load(Ordering::Relaxed) {
+            true => silent_from,
+            false => silent_from.max(asked + PING_IN_SILENCE),
+        };
+        if is_unused.is_some() || due > now {
+            // Requests may come at any time, and make a ping due that much later.
+            sleep_until(is_unused.unwrap_or(due).min(now + times.after)).await;
+            continue;
+        }
+        asked = now;
+        usage.heard.store(false, Ordering::Relaxed);
+        usage.is_in_doubt.store(true, Ordering::Relaxed);
+        if !matches!(timeout(times.timeout, pings.ping(Ping::opaque())).await, Ok(Ok(_))) {
+            return;
+        }
+        usage.is_in_doubt.store(false, Ordering::Relaxed);
     }
 }
 
@@ -222,7 +254,7 @@ impl Stream {
         let mut upload = upload(sender, body);
         match response.await {
             Ok(response) => {
-                self.session.usage.heard.store(true, Ordering::Relaxed);
+                self.session.usage.hears();
                 let (head, incoming) = response.into_parts();
                 Ok((head, StreamBody::new(incoming, upload.task(), self)))
             }
@@ -401,7 +433,7 @@ impl Body for StreamBody {
                 // The window's share is given back once the bytes have left for the client or the record.
                 let _ = self.incoming.flow_control().release_capacity(data.len());
                 if let Some((_, stream)) = &self.rest {
-                    stream.session.usage.heard.store(true, Ordering::Relaxed);
+                    stream.session.usage.hears();
                 }
                 self.left = self.left.map(|left| left.saturating_sub(data.len() as u64));
                 return Poll::Ready(Some(Ok(Frame::data(data))));

@@ -8,7 +8,11 @@ use h2::{Reason, RecvStream};
 use http::{Response, StatusCode};
 use tokio::net::TcpListener;
 
+use crate::support::relay::Relay;
 use crate::support::{Connection, Request, Store, World, eventually};
+
+/// How long a connection may be silent in the tests of pings.
+const SILENCE: std::time::Duration = crate::support::ms(100);
 
 /// What the upstream does with one request.
 #[derive(Clone, Copy)]
@@ -20,6 +24,8 @@ enum Act {
     Cancel,
     /// Half of a body, and then a reset that says no error.
     Cut,
+    /// An answer that takes ten times as long as a connection may be silent.
+    Late,
 }
 
 /// An upstream that does these in order, then creates; and how many requests it was asked.
@@ -61,6 +67,13 @@ fn act(act: Act, mut body: RecvStream, mut respond: SendResponse<Bytes>, number:
         Act::Create => {
             let mut body = respond.send_response(head, false).unwrap();
             body.send_data(format!("ch_{number}").into(), true).unwrap();
+        }
+        Act::Late => {
+            tokio::spawn(async move {
+                tokio::time::sleep(10 * SILENCE).await;
+                let mut body = respond.send_response(head, false).unwrap();
+                body.send_data(format!("ch_{number}").into(), true).unwrap();
+            });
         }
         Act::Cut => {
             let mut body = respond.send_response(head, false).unwrap();
@@ -143,4 +156,40 @@ async fn a_cancelled_stream_and_a_cut_body_are_held_as_unknown() {
         world.pay("k").await.assert_unknown();
         assert_eq!(*asked.lock().unwrap(), 1);
     }
+}
+
+#[tokio::test]
+async fn a_connection_that_leads_nowhere_costs_the_requests_that_were_sent_on_it_and_no_more() {
+    let (url, asked) = upstream(&[]).await;
+    let relay = Relay::before(url.strip_prefix("http://").unwrap().parse().unwrap());
+    let route = format!(
+        "upstream = \"http://{}\"\n upstream_protocol = \"h2\"\n h2_ping_after = \"100ms\"\n h2_ping_timeout = \"100ms\"",
+        relay.address
+    );
+    // Each core has connections of its own.
+    let world = World::build(Store::memory()).top("threads = 1").route(&route).start().await;
+    world.pay("k-0").await.assert_executed(201);
+    relay.hang();
+    // Within the patience of the caller, which is seconds: the ping found it out.
+    let lost = world.pay("k-1").await;
+    assert_eq!(lost.assert_problem(502, "outcome-unknown").json()["reason"], "reset");
+    relay.mend();
+    for number in 2..10 {
+        world.pay(&format!("k-{number}")).await.assert_executed(201);
+    }
+    world.pay("k-1").await.assert_unknown();
+    assert!(*asked.lock().unwrap() <= 10, "each once");
+}
+
+#[tokio::test]
+async fn an_upstream_that_is_slow_and_there_keeps_its_connection() {
+    let (url, asked) = upstream(&[Act::Late, Act::Late]).await;
+    let route = format!(
+        "upstream = \"{url}\"\n upstream_protocol = \"h2\"\n h2_ping_after = \"100ms\"\n h2_ping_timeout = \"5s\""
+    );
+    let world = World::with(Store::memory(), &route).await;
+    for key in ["k-1", "k-2"] {
+        world.pay(key).await.assert_executed(201);
+    }
+    assert_eq!(*asked.lock().unwrap(), 2);
 }
