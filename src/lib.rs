@@ -25,6 +25,8 @@ pub mod proxy;
 
 pub mod upstream;
 
+pub mod reach;
+
 pub mod record;
 
 pub mod store;

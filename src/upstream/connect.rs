@@ -4,7 +4,7 @@
 //! resolved anew for every connection: a fail-over by DNS is followed without a restart.
 
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -13,8 +13,7 @@ use std::time::Duration;
 use hyper::client::conn::http1;
 use hyper_util::rt::TokioIo;
 use tokio::net::{TcpStream, UnixStream};
-use tokio::task::JoinSet;
-use tokio::time::{sleep, timeout};
+use tokio::time::timeout;
 
 use super::connection::Link;
 use super::streams::{Sessions, Stream};
@@ -22,13 +21,16 @@ use super::through;
 use super::tls::{H2, Tls, TlsSetupError};
 use super::wire::{Family, Meter, Socket, Wire};
 use crate::config;
+use crate::reach::names::{self, Asker};
+use crate::reach::{self, Patience, Unreached};
 use crate::trust;
 
-/// How long one address is tried alone before the next is tried beside it (RFC 8305 section 5).
-const STAGGER: Duration = Duration::from_millis(250);
-/// How long a silent connection stays before the kernel asks whether the peer is there, and then how often.
-const KEEPALIVE: Duration = Duration::from_secs(30);
-const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
+/// When the kernel gives a connection to an upstream up.
+const PATIENCE: Patience = Patience {
+    keepalive: Duration::from_secs(30),
+    interval: Duration::from_secs(10),
+    unacknowledged: Duration::from_secs(20),
+};
 /// A response head may have this many fields. Past it an executed request would turn into doubt, so it is generous, and worth
 /// the memory that hyper takes for more than 100 each time.
 const MAX_HEADERS: usize = 256;
@@ -326,16 +328,19 @@ impl Dialer {
 ///
 /// The addresses are judged here and not when the name was: it may have been given others in between (DNS rebinding).
 async fn reach(host: &str, port: u16, egress: Option<&config::Hosts>) -> Result<TcpStream, ConnectError> {
-    let mut addresses = resolve(host, port).await?;
+    let asker = if egress.is_some() { Asker::Client } else { Asker::Settings };
+    let found = names::addresses(host, asker).await;
+    let found = found.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
+    let mut addresses: Vec<_> = found.into_iter().map(|address| SocketAddr::new(address, port)).collect();
     let found = addresses.len();
     addresses.retain(|address| egress.is_none_or(|egress| egress.permit_address(*address)));
     if addresses.is_empty() && found > 0 {
         return Err(ConnectError::Forbidden { host: host.to_owned() });
     }
-    if let [only] = addresses[..] {
-        return connect(only).await;
+    match reach::race(addresses, &PATIENCE).await {
+        Some(connected) => connected.map_err(|Unreached { address, source }| ConnectError::Connect { address, source }),
+        None => Err(ConnectError::NoAddress { host: host.to_owned() }),
     }
-    race(addresses).await.unwrap_or_else(|| Err(ConnectError::NoAddress { host: host.to_owned() }))
 }
 
 /// A connection for a tunnel, to an address that `tunnels` permits, within the timeout.
@@ -350,99 +355,4 @@ pub async fn open_tunnel(
 ) -> Result<TcpStream, ConnectError> {
     let reached = timeout(within, reach(host, port, Some(tunnels))).await;
     reached.unwrap_or_else(|_elapsed| Err(ConnectError::TimedOut { host: host.to_owned(), after: within }))
-}
-
-async fn resolve(host: &str, port: u16) -> Result<Vec<SocketAddr>, ConnectError> {
-    if let Ok(ip) = host.parse::<IpAddr>() {
-        return Ok(vec![SocketAddr::new(ip, port)]);
-    }
-    let found = tokio::net::lookup_host((host, port)).await;
-    let found = found.map_err(|source| ConnectError::Resolve { host: host.to_owned(), source })?;
-    Ok(alternate(found.collect()))
-}
-
-/// Lets the two families alternate, beginning with the resolver's favourite, so that a broken one costs one stagger
-/// only (RFC 8305 section 4).
-fn alternate(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
-    let Some(first) = addresses.first().copied() else { return addresses };
-    let (mut favourite, mut other): (Vec<_>, Vec<_>) =
-        addresses.into_iter().partition(|address| address.is_ipv4() == first.is_ipv4());
-    favourite.reverse();
-    other.reverse();
-    let mut order = Vec::with_capacity(favourite.len() + other.len());
-    while !(favourite.is_empty() && other.is_empty()) {
-        order.extend(favourite.pop());
-        order.extend(other.pop());
-    }
-    order
-}
-
-/// Tries each address in turn, the next as soon as one fails or has been silent for [`STAGGER`]; the first that stands
-/// wins, and the others are given up. `None` without an address.
-async fn race(addresses: Vec<SocketAddr>) -> Option<Result<TcpStream, ConnectError>> {
-    let mut waiting = addresses.into_iter();
-    let mut attempts = JoinSet::new();
-    let mut failed = None;
-    attempts.spawn(connect(waiting.next()?));
-    loop {
-        tokio::select! {
-            ended = attempts.join_next() => match ended {
-                Some(Ok(Ok(stream))) => return Some(Ok(stream)),
-                Some(Ok(Err(error))) => failed = Some(error),
-                // Attempts neither panic nor are cancelled while this set lives.
-                Some(Err(_)) => {}
-                None => return failed.map(Err),
-            },
-            () = sleep(STAGGER), if waiting.len() > 0 => {}
-        }
-        if let Some(address) = waiting.next() {
-            attempts.spawn(connect(address));
-        }
-    }
-}
-
-async fn connect(address: SocketAddr) -> Result<TcpStream, ConnectError> {
-    let connected = async {
-        let stream = TcpStream::connect(address).await?;
-        stream.set_nodelay(true)?;
-        let keepalive = socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE_INTERVAL);
-        socket2::SockRef::from(&stream).set_tcp_keepalive(&keepalive)?;
-        Ok(stream)
-    };
-    connected.await.map_err(|source| ConnectError::Connect { address, source })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn addresses(text: &str) -> Vec<SocketAddr> {
-        text.split(' ').map(|address| address.parse().unwrap()).collect()
-    }
-
-    #[test]
-    fn families_alternate_from_the_resolvers_favourite() {
-        assert_eq!(
-            alternate(addresses("[::1]:1 [::2]:1 [::3]:1 1.1.1.1:1 2.2.2.2:1")),
-            addresses("[::1]:1 1.1.1.1:1 [::2]:1 2.2.2.2:1 [::3]:1")
-        );
-        assert_eq!(alternate(addresses("1.1.1.1:1 [::1]:1")), addresses("1.1.1.1:1 [::1]:1"));
-        assert_eq!(alternate(Vec::new()), Vec::new());
-    }
-
-    #[tokio::test]
-    async fn race_passes_over_addresses_that_refuse() {
-        let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-        let refusing = free.local_addr().unwrap();
-        drop(free);
-        let listening = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let open = listening.local_addr().unwrap();
-
-        let stream = race(vec![refusing, open]).await.unwrap().unwrap();
-        assert_eq!(stream.peer_addr().unwrap(), open);
-
-        let error = race(vec![refusing, refusing]).await.unwrap().unwrap_err();
-        assert!(matches!(error, ConnectError::Connect { address, .. } if address == refusing), "{error:?}");
-        assert!(race(Vec::new()).await.is_none());
-    }
 }

@@ -19,6 +19,7 @@ use tokio_postgres::{AsyncMessage, Client, Config, Connection as Driver, NoTls};
 
 use super::tls::Tls;
 use crate::config::store::Postgres;
+use crate::reach::{self, Patience};
 use crate::store::OpenError;
 use crate::store::link::Peer;
 
@@ -86,13 +87,9 @@ impl Endpoint {
     }
 
     async fn tcp(&self) -> io::Result<TcpStream> {
-        let stream = TcpStream::connect((self.host.as_str(), self.port)).await?;
-        stream.set_nodelay(true)?;
-        let socket = socket2::SockRef::from(&stream);
-        socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4))?;
-        #[cfg(target_os = "linux")]
-        socket.set_tcp_user_timeout(Some(self.user_timeout))?;
-        Ok(stream)
+        let unacknowledged = self.user_timeout;
+        let patience = Patience { keepalive: KEEPALIVE, interval: KEEPALIVE / 4, unacknowledged };
+        reach::tcp(&self.host, self.port, &patience).await
     }
 
     /// A connection, logged in. Notifications that it hears go to `heard`, which is dropped at its end.

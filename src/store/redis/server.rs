@@ -22,6 +22,7 @@ use super::health::{Condition, Watched};
 use super::link::Connection;
 use super::tls;
 use crate::config::store::{Place, Redis, Sentinels};
+use crate::reach::{self, Patience};
 use crate::store::OpenError;
 
 // Callers beyond this many wait for the writer to take theirs; they do not fail.
@@ -151,13 +152,9 @@ impl Server {
     }
 
     async fn tcp(&self, place: &Place) -> io::Result<TcpStream> {
-        let stream = TcpStream::connect((place.host.as_str(), place.port)).await?;
-        stream.set_nodelay(true)?;
-        let socket = socket2::SockRef::from(&stream);
-        socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE).with_interval(KEEPALIVE / 4))?;
-        #[cfg(target_os = "linux")]
-        socket.set_tcp_user_timeout(Some(self.access.user_timeout))?;
-        Ok(stream)
+        let unacknowledged = self.access.user_timeout;
+        let patience = Patience { keepalive: KEEPALIVE, interval: KEEPALIVE / 4, unacknowledged };
+        reach::tcp(&place.host, place.port, &patience).await
     }
 
     /// A connection for commands, logged in.
