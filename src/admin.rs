@@ -33,6 +33,7 @@ use tower::load_shed::LoadShedLayer;
 use tower::timeout::TimeoutLayer;
 
 use crate::metrics::Metrics;
+use crate::pulse::Pulses;
 use crate::shutdown::Ready;
 use crate::store::Store;
 use crate::store::preflight::Standing;
@@ -73,6 +74,10 @@ pub struct AdminState {
     pub ready: Ready,
     /// What changes with a reload.
     pub settings: Arc<ArcSwap<Settings>>,
+    /// Whether the cores' loops turn.
+    pub pulses: Pulses,
+    /// For how long one of them may stand still before `/livez` says so.
+    pub liveness_stall: Duration,
     /// The level of the process's log; `None` if this process has none of its own, and then it cannot be asked for.
     pub level: Option<LevelHandle>,
     /// Whether the listener is bound to loopback. Anywhere else nothing is answered without a token.

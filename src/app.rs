@@ -19,6 +19,7 @@ use crate::config::store::Backend;
 use crate::config::{self, Config, Loaded, ScopePart, Sources};
 use crate::metrics::Metrics;
 use crate::proxy::{self, Proxy, RouteFault, Shared};
+use crate::pulse::Pulses;
 use crate::server::{self, BindError, CertificateError, Door, Inbox, Listener};
 use crate::shutdown::{Ready, Signal, TaskGuard, Tasks};
 use crate::store::{self, OpenError, Opened};
@@ -132,6 +133,7 @@ struct App {
     proxies: Vec<Proxy>,
     threads: Vec<JoinHandle<()>>,
     signals: Signals,
+    pulses: Pulses,
     export: Option<trace::Export>,
     /// Given when the last span has been made.
     traced: Signal,
@@ -182,6 +184,7 @@ impl App {
             proxies: Vec::new(),
             threads: Vec::new(),
             signals,
+            pulses: Pulses::default(),
             export,
             traced,
             config,
@@ -200,12 +203,12 @@ impl App {
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("a runtime"))?;
         let (core, inbox) = server::core();
         let limits = self.config.limits.clone();
-        let signals = self.signals.clone();
+        let (signals, pulses) = (self.signals.clone(), self.pulses.clone());
         let serving = signals.serving.enter();
         self.proxies.push(proxy.clone());
         let thread = std::thread::Builder::new()
             .name(format!("core-{number}"))
-            .spawn(move || runtime.block_on(run_core(inbox, proxy, limits, signals, serving)))
+            .spawn(move || runtime.block_on(run_core(inbox, proxy, limits, signals, pulses, serving)))
             .map_err(system("a thread"))?;
         self.cores.push(core);
         self.threads.push(thread);
@@ -213,12 +216,28 @@ impl App {
     }
 
     async fn run(self, loaded: Loaded, sources: Sources, level: LevelHandle) -> Result<(), RunError> {
-        let App { config, metrics, ready, shared, store, doors, tls, admin, cores, proxies, threads, signals, .. } =
-            self;
+        let App {
+            config,
+            metrics,
+            ready,
+            shared,
+            store,
+            doors,
+            tls,
+            admin,
+            cores,
+            proxies,
+            threads,
+            signals,
+            pulses,
+            ..
+        } = self;
         let mut reloader = Reloader::new(sources, &loaded, proxies, level.clone(), metrics.clone())?;
         let mut told = Told::listen()?;
         let Opened { store, background } = store;
         let mut parts = JoinSet::new();
+        let beating = pulses.clone();
+        parts.spawn(async move { match beating.beat().await {} });
         parts.spawn(background);
         let tried = store::preflight::Standing::default();
         parts.spawn(store::preflight::watch(store.clone(), tried.clone()));
@@ -239,6 +258,8 @@ impl App {
                 metrics: metrics.clone(),
                 ready: ready.clone(),
                 settings: reloader.admin().clone(),
+                pulses: pulses.clone(),
+                liveness_stall: config.liveness_stall,
                 level: Some(level),
                 loopback: admin.address().ip().is_loopback(),
             };
@@ -305,7 +326,16 @@ fn commanded_upstream(config: &Config) -> Option<String> {
     named.filter(|_| !matches!(config.store.backend, Backend::Memory))
 }
 
-async fn run_core(inbox: Inbox, proxy: Proxy, limits: config::Limits, signals: Signals, serving: TaskGuard) {
+async fn run_core(
+    inbox: Inbox,
+    proxy: Proxy,
+    limits: config::Limits,
+    signals: Signals,
+    pulses: Pulses,
+    serving: TaskGuard,
+) {
+    // It ends with the runtime.
+    tokio::spawn(async move { pulses.beat_for_core().await });
     let service = move |mut request: http::Request<hyper::body::Incoming>, peer: server::Peer| {
         if let Some(name) = request.extensions_mut().remove::<server::ClientName>() {
             request.extensions_mut().insert(proxy::ClientName(name.into_bytes()));

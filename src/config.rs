@@ -69,6 +69,8 @@ pub struct Config {
     pub drain_timeout: Duration,
     /// How long a stop goes on accepting after `/readyz` turned false. Default 0.
     pub drain_delay: Duration,
+    /// After so long without a turn of a core's loop `/livez` fails. Default 10 s.
+    pub liveness_stall: Duration,
     /// Worker threads, each with a runtime of its own. Default: the CPUs of the cgroup, at most 4.
     pub threads: usize,
     /// What one process will hold at a time.

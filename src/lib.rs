@@ -47,6 +47,8 @@ pub mod chain;
 
 pub mod seldom;
 
+pub mod pulse;
+
 pub mod trust;
 
 pub mod fields;

@@ -11,9 +11,12 @@ use crate::store::NotReady;
 
 const PLAIN: &str = "text/plain; charset=utf-8";
 
-/// 200 while the process answers at all, and its store is not broken until a restart. A store that is away is no reason
-/// to restart the process.
+/// 200 while the process answers at all, the loop of each core turns, and its store is not broken until a restart. A store
+/// that is away is no reason to restart the process.
 pub(super) async fn livez(State(state): State<AdminState>) -> Result<impl IntoResponse, Problem> {
+    if let Some(silent) = state.pulses.stalled(state.liveness_stall) {
+        return Err(Problem::broken(format!("a core has not answered anybody for {} s", silent.as_secs())));
+    }
     match state.store.ready() {
         Err(NotReady::UntilRestart(reason)) => Err(Problem::broken(format!("store: {reason}"))),
         Ok(()) | Err(NotReady::ForNow(_)) => Ok(text(PLAIN, "alive\n".to_owned())),

@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use super::*;
+use crate::pulse::Pulses;
 use crate::record::{self, Claim, ClaimReply, Fingerprint, OnUnknown, Reason, RecordId, Response, Token};
 use crate::store::NotReady;
 
@@ -40,6 +41,8 @@ fn world() -> World {
             retention: HashMap::from([("payments".to_owned(), Duration::from_secs(60))]),
             keep_headers: HashMap::from([("sessions".to_owned(), vec![header::SET_COOKIE])]),
         })),
+        pulses: Pulses::default(),
+        liveness_stall: Duration::from_secs(10),
         level: None,
         loopback: true,
     };
@@ -156,6 +159,22 @@ async fn is_not_alive_with_a_store_that_only_a_restart_mends() {
     let body = world.get("/livez").await.problem(503, "restart-needed");
     assert_eq!(body["detail"], "store: the last commit failed");
     world.get("/readyz").await.problem(503, "not-ready");
+}
+
+#[tokio::test(start_paused = true)]
+async fn is_not_alive_while_a_core_stands_still() {
+    let world = world();
+    let beat = |core: bool| {
+        let pulses = world.state.pulses.clone();
+        tokio::spawn(async move { if core { pulses.beat_for_core().await } else { pulses.beat().await } })
+    };
+    let (_main, core) = (beat(false), beat(true));
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(world.get("/livez").await.status, 200);
+    core.abort();
+    tokio::time::sleep(Duration::from_secs(12)).await;
+    let body = world.get("/livez").await.problem(503, "restart-needed");
+    assert!(body["detail"].as_str().unwrap().contains("a core"), "{body}");
 }
 
 #[tokio::test]

@@ -177,7 +177,7 @@ mod tests {
 
     #[test]
     fn every_setting_outside_of_routes_changes_or_is_named() {
-        let other = "listen = \"127.0.0.1:1\"\ndrain_timeout = \"1s\"\ndrain_delay = \"1s\"\nthreads = 7\nh2c = true\n\
+        let other = "listen = \"127.0.0.1:1\"\ndrain_timeout = \"1s\"\ndrain_delay = \"1s\"\nliveness_stall = \"9s\"\nthreads = 7\nh2c = true\n\
                      [tls]\ncert_file = \"c\"\nkey_file = \"k\"\nclient_ca_file = \"a\"\n\
                      [limits]\nconnections = 1\nstreams = 1\nin_flight = 1\nwaiting = 1\nbuffered = \"1MiB\"\n\
                      header_bytes = \"8KiB\"\nheader_timeout = \"1s\"\nbody_timeout = \"1s\"\nidle_timeout = \"1s\"\n\

@@ -32,6 +32,7 @@ pub fn effective(config: &Config) -> String {
     page.value("h2c", config.h2c);
     page.duration("drain_timeout", config.drain_timeout);
     page.duration("drain_delay", config.drain_delay);
+    page.duration("liveness_stall", config.liveness_stall);
     page.number("threads", config.threads);
     if let Some(tls) = &config.tls {
         page.head("[tls]");

@@ -308,7 +308,7 @@ enum RoutesFrom {
 
 fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> Config {
     let flags = layers.flags;
-    let Top { listen, h2c, drain_timeout, drain_delay, threads } =
+    let Top { listen, h2c, drain_timeout, drain_delay, liveness_stall, threads } =
         sections::top(root, &layers.outer("ONCEPROXY_LISTEN", "--listen", flags.listen.as_ref()));
     let tls = sections::tls(root, &listen);
     let limits = sections::limits(root);
@@ -339,7 +339,22 @@ fn sections(root: &mut Section<'_>, layers: &Layers<'_>, from: &RoutesFrom) -> C
         },
     );
     let listen = listen.into_iter().map(|located| located.value).collect();
-    Config { listen, tls, h2c, drain_timeout, drain_delay, threads, limits, log, trace, admin, egress, store, routes }
+    Config {
+        listen,
+        tls,
+        h2c,
+        drain_timeout,
+        drain_delay,
+        liveness_stall,
+        threads,
+        limits,
+        log,
+        trace,
+        admin,
+        egress,
+        store,
+        routes,
+    }
 }
 
 /// Two listeners cannot share an address. Said where it was written, which may be either of the two.

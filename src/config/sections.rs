@@ -82,6 +82,7 @@ pub(super) struct Top {
     pub(super) h2c: bool,
     pub(super) drain_timeout: Duration,
     pub(super) drain_delay: Duration,
+    pub(super) liveness_stall: Duration,
     pub(super) threads: usize,
 }
 
@@ -93,6 +94,7 @@ pub(super) fn top(root: &mut Section<'_>, outer: &Outer<'_>) -> Top {
         h2c: root.flag("h2c", false),
         drain_timeout: root.duration("drain_timeout", Duration::ZERO, Duration::from_secs(25)),
         drain_delay: root.duration("drain_delay", Duration::ZERO, Duration::ZERO),
+        liveness_stall: root.duration("liveness_stall", Duration::from_secs(2), Duration::from_secs(10)),
         threads: root.read("threads", threads).and_then(|given| given.value).unwrap_or_else(usual_threads),
     }
 }

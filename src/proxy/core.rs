@@ -19,6 +19,7 @@ use super::route::{Route, Routes};
 use super::shared::Shared;
 use crate::alarm::Alarms;
 use crate::config::{self, Config, Egress};
+use crate::seldom::Seldom;
 use crate::store::Store;
 use crate::upstream::{Pool, TlsSetupError};
 
@@ -184,7 +185,17 @@ fn prepare(
     let destinations = Destinations::default();
     let guard = Guard::new(config, &shared.metrics, running.map(|route| &*route.guard))?;
     let alarms = Alarms::default();
-    let outage = Arc::default();
-    let (config, buffered) = (config.clone(), shared.buffered.clone());
-    Ok(Arc::new(Route { pool, index, config, in_flight, buffered, metrics, destinations, guard, alarms, outage }))
+    Ok(Arc::new(Route {
+        pool,
+        index,
+        config: config.clone(),
+        in_flight,
+        buffered: shared.buffered.clone(),
+        metrics,
+        destinations,
+        guard,
+        alarms,
+        outage: Arc::default(),
+        failures: Arc::new(Seldom::each_second()),
+    }))
 }

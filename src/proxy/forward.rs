@@ -140,14 +140,14 @@ async fn send(
 ) -> Result<http::Response<ResponseBody>, Unanswered> {
     let connection = match route.pool.reuse() {
         Some(connection) => connection,
-        None => Box::pin(route.pool.checkout()).await.map_err(|error| not_connected(lease, &error))?,
+        None => Box::pin(route.pool.checkout()).await.map_err(|error| not_connected(route, lease, &error))?,
     };
     lease.may_send().await.map_err(not_sent)?;
     match hand_over(lease, connection, outgoing, sending).await {
         Ok(response) => return Ok(response),
         Err(SendError::NotSent { .. }) => lease.set_sent(false),
-        Err(error @ SendError::SpeaksTls { .. }) => return Err(refused_unread(lease, &error)),
-        Err(error) => return Err(broken(lease, &error)),
+        Err(error @ SendError::SpeaksTls { .. }) => return Err(refused_unread(route, lease, &error)),
+        Err(error) => return Err(broken(route, lease, &error)),
     }
     Box::pin(send_again(route, lease, outgoing, sending)).await
 }
@@ -161,7 +161,7 @@ async fn send_again(
 ) -> Result<http::Response<ResponseBody>, Unanswered> {
     route.metrics.upstream_resends.inc();
     sending.again();
-    let connection = route.pool.connect().await.map_err(|error| not_connected(lease, &error))?;
+    let connection = route.pool.connect().await.map_err(|error| not_connected(route, lease, &error))?;
     lease.may_send().await.map_err(not_sent)?;
     match hand_over(lease, connection, outgoing, sending).await {
         Ok(response) => Ok(response),
@@ -169,8 +169,8 @@ async fn send_again(
             lease.set_sent(false);
             Err(not_sent(unreachable(source)))
         }
-        Err(error @ SendError::SpeaksTls { .. }) => Err(refused_unread(lease, &error)),
-        Err(error) => Err(broken(lease, &error)),
+        Err(error @ SendError::SpeaksTls { .. }) => Err(refused_unread(route, lease, &error)),
+        Err(error) => Err(broken(route, lease, &error)),
     }
 }
 
@@ -187,14 +187,24 @@ fn hand_over(
     connection.send(request)
 }
 
-fn not_connected(lease: &Lease, error: &ConnectError) -> Unanswered {
-    tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream not reached");
+/// Tells what went wrong with the upstream: of each kind one a second is a warning, the others are there at `debug`. What
+/// becomes of a record is told of each.
+fn tell(route: &Route, lease: &Lease, error: &dyn std::error::Error, what: &'static str) {
+    let (record, error) = (&lease.claim().id, Chain(error));
+    match route.failures.count(what) {
+        Some(left_out) => tracing::warn!(%record, %error, left_out, "{what}"),
+        None => tracing::debug!(%record, %error, "{what}"),
+    }
+}
+
+fn not_connected(route: &Route, lease: &Lease, error: &ConnectError) -> Unanswered {
+    tell(route, lease, error, "upstream not reached");
     not_sent(unreachable(error.outline()))
 }
 
 /// It came to a TLS stack, which asks for a handshake and hands nothing on before: no server has seen the request.
-fn refused_unread(lease: &Lease, error: &SendError) -> Unanswered {
-    tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream not reached");
+fn refused_unread(route: &Route, lease: &Lease, error: &SendError) -> Unanswered {
+    tell(route, lease, error, "upstream not reached");
     lease.set_sent(false);
     not_sent(unreachable(OVER_TLS))
 }
@@ -203,8 +213,8 @@ fn not_sent(problem: Problem) -> Unanswered {
     Box::new(Outcome::NotSent(problem))
 }
 
-fn broken(lease: &Lease, error: &SendError) -> Unanswered {
-    tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream broke off");
+fn broken(route: &Route, lease: &Lease, error: &SendError) -> Unanswered {
+    tell(route, lease, error, "upstream broke off");
     Box::new(Outcome::Unknown(Reason::Reset, None))
 }
 
@@ -256,7 +266,7 @@ async fn receive(
             is_stream,
         })),
         Some(Ok(Gathered::Begun(begun))) => return Received::Flows { begun, is_stream },
-        Some(Err(error)) => Outcome::Unknown(truncated(lease, &error), Some(Box::new(taken(head, false)))),
+        Some(Err(error)) => Outcome::Unknown(truncated(route, lease, &error), Some(Box::new(taken(head, false)))),
         None => Outcome::Unknown(Reason::Timeout, Some(Box::new(taken(head, false)))),
     })
 }
@@ -270,8 +280,8 @@ fn is_stream(route: &config::Route, fields: &HeaderMap) -> bool {
     })
 }
 
-fn truncated(lease: &Lease, error: &BodyError) -> Reason {
-    tracing::warn!(record = %lease.claim().id, error = %Chain(error), "upstream's response broke off");
+fn truncated(route: &Route, lease: &Lease, error: &BodyError) -> Reason {
+    tell(route, lease, error, "upstream's response broke off");
     Reason::Truncated
 }
 

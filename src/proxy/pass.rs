@@ -279,6 +279,15 @@ fn head_of(request: &Request<RequestBody>) -> Request<()> {
     head
 }
 
+/// As for keyed requests: of each kind one a second is a warning.
+fn tell(route: &Route, error: &dyn std::error::Error, what: &'static str) {
+    let (name, error) = (&route.config.name, Chain(error));
+    match route.failures.count(what) {
+        Some(left_out) => tracing::warn!(route = %name, %error, left_out, "{what}"),
+        None => tracing::debug!(route = %name, %error, "{what}"),
+    }
+}
+
 fn not_connected(route: &Route, error: &ConnectError) -> Failure {
     not_sent(route, error);
     Failure::NotSent(error.outline().to_owned())
@@ -290,12 +299,12 @@ fn refused_unread(route: &Route, error: &SendError) -> Failure {
 }
 
 fn not_sent(route: &Route, error: &dyn std::error::Error) -> Failure {
-    tracing::warn!(route = %route.config.name, error = %Chain(error), "upstream not reached");
+    tell(route, error, "upstream not reached");
     Failure::NotSent(error.to_string())
 }
 
 fn broke(route: &Route, error: &dyn std::error::Error) -> Failure {
-    tracing::warn!(route = %route.config.name, error = %Chain(error), "upstream broke off an unprotected request");
+    tell(route, error, "upstream broke off an unprotected request");
     Failure::Broken
 }
 

@@ -18,6 +18,7 @@ use super::outage::Outage;
 use crate::alarm::Alarms;
 use crate::config;
 use crate::metrics::RouteMetrics;
+use crate::seldom::Seldom;
 use crate::upstream::Pool;
 
 /// A route with what it needs on this core.
@@ -43,6 +44,8 @@ pub struct Route {
     pub alarms: Alarms,
     /// What its requests know of an outage of the store, over all cores.
     pub outage: Arc<Outage>,
+    /// What went wrong with its upstream, by kind, over all cores.
+    pub failures: Arc<Seldom<&'static str>>,
 }
 
 impl Route {
@@ -90,6 +93,7 @@ impl Routes {
                 guard: route.guard.for_another_core(running.map(|route| &*route.guard)),
                 alarms: Alarms::default(),
                 outage: route.outage.clone(),
+                failures: route.failures.clone(),
             })
         });
         Routes(routes.collect())

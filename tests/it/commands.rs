@@ -49,6 +49,8 @@ async fn operated() -> Operated {
             token: Some(SECRET.into()),
             ..admin::Settings::default()
         })),
+        pulses: onceproxy::pulse::Pulses::default(),
+        liveness_stall: Duration::from_secs(10),
         level: None,
         loopback: true,
     };

@@ -87,7 +87,12 @@ async fn https_to_a_port_without_tls_is_told() {
 /// OpenSSL sends no alert where the bytes are plainly HTTP; nor does a server that crashes. Only the log can help.
 #[tokio::test]
 async fn an_upstream_that_closes_without_a_byte_is_told_with_what_may_be_wrong() {
-    let world = World::build(Store::Memory).top("threads = 1").start().await;
+    // Within a second the second one is there at `debug` alone.
+    let world = World::build(Store::Memory)
+        .top("threads = 1")
+        .log("[log]\nlevel = \"debug\"\nformat = \"json\"\n")
+        .start()
+        .await;
     world.upstream.next(Script::close());
     world.pay("k-1").await.assert_problem(502, "outcome-unknown");
     let said = world.proxy().logged("upstream broke off").await;
@@ -384,4 +389,18 @@ fn postgres_of(url: &str) -> onceproxy::config::store::Postgres {
     let loaded = onceproxy::config::load(&onceproxy::config::Sources::text(text)).unwrap();
     let Backend::Postgres(postgres) = loaded.config.store.backend else { unreachable!() };
     postgres
+}
+
+#[tokio::test]
+async fn a_dead_upstream_is_told_once_a_second_and_not_for_each_request() {
+    const REQUESTS: usize = 200;
+    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+    let world = World::with(Store::Memory, &format!("upstream = \"http://{free}\"")).await;
+    for number in 0..REQUESTS / 2 {
+        world.pay(&format!("k-{number}")).await.assert_problem(502, "upstream-unreachable");
+        world.send(&Request::new("GET", "/x")).await.assert_problem(502, "upstream-unreachable");
+    }
+    world.proxy().logged("upstream not reached").await;
+    let told = world.proxy().log().iter().filter(|line| line.contains("upstream not reached")).count();
+    assert!(told < REQUESTS / 4, "{told} lines");
 }

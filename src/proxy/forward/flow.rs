@@ -53,7 +53,7 @@ pub(super) async fn flow(
                 }
                 Err(frame) => trailers = headers::frame_to_pass(frame).into_trailers().ok(),
             },
-            Ok(Some(Err(error))) => break Some(truncated(lease, &error)),
+            Ok(Some(Err(error))) => break Some(truncated(route, lease, &error)),
             Err(_) => break Some(Reason::Timeout),
         }
     };

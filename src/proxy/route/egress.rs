@@ -76,6 +76,7 @@ fn towards(route: &Arc<Route>, upstream: config::Upstream) -> Result<Arc<Route>,
         guard: route.guard.clone(),
         alarms: Alarms::default(),
         outage: route.outage.clone(),
+        failures: route.failures.clone(),
     });
     if known.len() >= MOST {
         known.clear();
