@@ -156,7 +156,7 @@ impl Connection {
         self,
         request: Request<RequestBody>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, SendError>> + Send {
-        let Connection { via, shared, .. } = self;
+        let Connection { via, shared, reused } = self;
         // Handed over before the first wait: a future that holds the request is large, and this one every request has.
         let handed_over = match via {
             Via::Own(link) if link.is_ready() => Ok(hand_over(link, request, &shared)),
@@ -176,7 +176,13 @@ impl Connection {
             };
             let Handed { link, method, before, answer } = handed;
             let failed = match answer.await {
-                Ok(response) => return receive(&method, response, link, &shared),
+                Ok(response) => {
+                    // An upstream says it with every answer, and the first is soon enough.
+                    if !reused {
+                        shared.idle.heed(response.headers());
+                    }
+                    return receive(&method, response, link, &shared);
+                }
                 Err(error) => Box::pin(failure(error, link, before, &shared)),
             };
             Err(failed.await)

@@ -27,6 +27,22 @@ async fn connections_are_used_again() {
 }
 
 #[tokio::test]
+async fn a_connection_that_the_upstream_is_about_to_close_is_not_used_again() {
+    let peer = Peer::start().await;
+    let pool = peer.pool();
+    let connection = pool.checkout().await.unwrap();
+    let serve = async {
+        let mut stream = peer.accept().await;
+        read_request(&mut stream).await;
+        stream.write_all(b"HTTP/1.1 200 OK\r\nKeep-Alive: timeout=0\r\nContent-Length: 2\r\n\r\nok").await.unwrap();
+        stream
+    };
+    let (_stream, response) = tokio::join!(serve, connection.send(post("/", "")));
+    assert_eq!(text(response.unwrap()).await, "ok");
+    assert!(!pool.checkout().await.unwrap().is_reused());
+}
+
+#[tokio::test]
 async fn connect_is_fresh_whatever_is_idle() {
     let peer = Peer::start().await;
     let pool = peer.pool();
