@@ -13,6 +13,7 @@ use crate::metrics::{Count, RouteMetrics};
 mod body;
 mod connect;
 mod connection;
+mod frames;
 mod idle;
 mod streams;
 mod switch;

@@ -2,8 +2,8 @@
 //!
 //! On `h2` itself and not on hyper, which cannot say what matters here: hyper ends a body in good order when the upstream
 //! cancels its stream, and queues requests that it has no stream for. Here a stream is free before a request is handed
-//! over, and one sign alone says that a request on its way did not run: the upstream's own `REFUSED_STREAM` (RFC 9113
-//! section 8.7). GOAWAY is doubt, since `h2` reports it for requests that it does not cover as well.
+//! over, and two signs alone say that a request on its way did not run: the upstream's own `REFUSED_STREAM` (RFC 9113
+//! section 8.7), and a GOAWAY whose last stream is a lower one (section 6.8), which [`super::frames`] reads.
 
 use std::future::poll_fn;
 use std::pin::Pin;
@@ -26,7 +26,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::body::{BodyError, BoxError, RequestBody};
 use super::connection::SendError;
-use super::wire::Wire;
+use super::wire::{Meter, Wire};
 use crate::config::{self, Pings};
 
 /// More requests than this do not share a connection, whatever the upstream allows.
@@ -72,10 +72,11 @@ struct Usage {
     quiet_since: AtomicU64,
     /// Whether something of a response came since the upstream was last asked.
     heard: AtomicBool,
+    meter: Arc<Meter>,
 }
 
 impl Usage {
-    fn new() -> Usage {
+    fn new(meter: Arc<Meter>) -> Usage {
         let now = Instant::now();
         Usage {
             streams: AtomicUsize::default(),
@@ -85,6 +86,7 @@ impl Usage {
             begun: now,
             quiet_since: AtomicU64::default(),
             heard: AtomicBool::new(true),
+            meter,
         }
     }
 
@@ -156,7 +158,8 @@ impl Sessions {
 
     /// Begins HTTP/2 on a fresh connection, and makes sure that the upstream speaks it: by a ping, whose answer comes
     /// behind the upstream's settings. No request exists yet.
-    pub(super) async fn begin(&self, wire: Wire) -> Result<Stream, h2::Error> {
+    pub(super) async fn begin(&self, mut wire: Wire) -> Result<Stream, h2::Error> {
+        let meter = wire.follow_frames();
         let (sender, mut connection) = h2::client::Builder::new()
             .enable_push(false)
             .initial_window_size(STREAM_WINDOW)
@@ -175,7 +178,7 @@ impl Sessions {
                 pong?;
             }
         }
-        let usage = Arc::new(Usage::new());
+        let usage = Arc::new(Usage::new(meter));
         let session = Session { sender, usage: usage.clone() };
         let (idle, times) = (self.idle_timeout, self.pings);
         tokio::spawn(async move {
@@ -251,14 +254,17 @@ impl Stream {
                 return Err(SendError::NotSent { request: None, body: Some(Box::new(body)), source: source.into() });
             }
         };
-        let mut upload = upload(sender, body);
+        let (number, mut upload) = (response.stream_id().as_u32(), upload(sender, body));
         match response.await {
             Ok(response) => {
                 self.session.usage.hears();
                 let (head, incoming) = response.into_parts();
                 Ok((head, StreamBody::new(incoming, upload.task(), self)))
             }
-            Err(error) if error.is_remote() && error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM) => {
+            Err(error) if is_refusal(&error) || self.session.usage.meter.never_processed(number) => {
+                if !error.is_reset() {
+                    self.session.usage.over.store(true, Ordering::Relaxed);
+                }
                 let body = upload.take_back().await.map(Box::new);
                 Err(SendError::NotSent { request: None, body, source: error.into() })
             }
@@ -270,6 +276,11 @@ impl Stream {
             }
         }
     }
+}
+
+/// Whether the upstream itself says that it has not processed the request (RFC 9113 section 8.7).
+fn is_refusal(error: &h2::Error) -> bool {
+    error.is_remote() && error.is_reset() && error.reason() == Some(Reason::REFUSED_STREAM)
 }
 
 /// The head as HTTP/2 says it: the target with scheme and authority, without the fields of an HTTP/1.1 connection (RFC

@@ -7,12 +7,14 @@ use std::io::{self, IoSlice, Read as _};
 use std::mem::MaybeUninit;
 use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::task::{Context, Poll};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
+
+use super::frames::Frames;
 
 /// What the two ends of a connection share: the task that does its reading and writing, and the sender of requests.
 #[derive(Debug, Default)]
@@ -25,6 +27,8 @@ pub(super) struct Meter {
     read: AtomicBool,
     /// Whether the first that was read without TLS was an alert of TLS.
     alert: AtomicBool,
+    /// One more than the last stream that a GOAWAY named; 0 as long as there was none.
+    gone_from: AtomicU32,
 }
 
 impl Meter {
@@ -55,6 +59,20 @@ impl Meter {
             self.read.store(true, Ordering::Relaxed);
             self.alert.store(is_tls_alert(bytes), Ordering::Relaxed);
         }
+    }
+
+    /// Whether the peer has said that it processed no request of this stream, nor will (RFC 9113 section 6.8).
+    pub(super) fn never_processed(&self, stream: u32) -> bool {
+        let gone_from = self.gone_from.load(Ordering::Relaxed);
+        gone_from > 0 && stream >= gone_from
+    }
+
+    /// Notes the last stream that a GOAWAY names.
+    fn goes_away(&self, last: u32) {
+        let gone_from = last.saturating_add(1);
+        let _ = self.gone_from.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |before| {
+            (before == 0 || gone_from < before).then_some(gone_from)
+        });
     }
 
     fn count(&self, bytes: usize) {
@@ -174,6 +192,8 @@ impl AsyncWrite for Socket {
 pub(super) struct Wire {
     stream: Stream,
     meter: Arc<Meter>,
+    /// Where HTTP/2 is spoken.
+    frames: Option<Frames>,
 }
 
 #[derive(Debug)]
@@ -186,12 +206,18 @@ impl Wire {
     pub(super) fn plain(socket: Socket) -> Wire {
         let meter = socket.meter.clone();
         meter.plain.store(true, Ordering::Relaxed);
-        Wire { stream: Stream::Plain(socket), meter }
+        Wire { stream: Stream::Plain(socket), meter, frames: None }
     }
 
     pub(super) fn tls(tls: TlsStream<Socket>) -> Wire {
         let meter = tls.get_ref().0.meter.clone();
-        Wire { stream: Stream::Tls(Box::new(tls)), meter }
+        Wire { stream: Stream::Tls(Box::new(tls)), meter, frames: None }
+    }
+
+    /// Looks at the frames from now on, of which the first is the next to be read. What they say is on the meter.
+    pub(super) fn follow_frames(&mut self) -> Arc<Meter> {
+        self.frames = Some(Frames::default());
+        self.meter.clone()
     }
 
     pub(super) fn has_tls(&self) -> bool {
@@ -227,15 +253,19 @@ impl Wire {
 
 impl AsyncRead for Wire {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match &mut self.stream {
+        let before = buf.filled().len();
+        let polled = match &mut self.stream {
             Stream::Plain(socket) => {
-                let before = buf.filled().len();
                 let polled = Pin::new(socket).poll_read(cx, buf);
                 self.meter.saw(&buf.filled()[before..]);
                 polled
             }
             Stream::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
+        };
+        if let Some(last) = self.frames.as_mut().and_then(|frames| frames.follow(&buf.filled()[before..])) {
+            self.meter.goes_away(last);
         }
+        polled
     }
 }
 

@@ -188,9 +188,11 @@ async fn greet(stream: &mut TcpStream) {
 }
 
 #[tokio::test]
-async fn goaway_and_a_broken_connection_are_doubt_and_their_connection_is_not_used_again() {
-    // The last stream that it covers: none, all, or no word at all.
-    for last in [Some([0, 0, 0, 0]), Some([0x7f, 0xff, 0xff, 0xff]), None] {
+async fn goaway_says_what_has_not_run_and_its_connection_is_not_used_again() {
+    // The last stream that it covers: none, this one, all, or no word at all.
+    for (last, may_have_run) in
+        [(Some([0, 0, 0, 0]), false), (Some([0, 0, 0, 1]), true), (Some([0x7f, 0xff, 0xff, 0xff]), true), (None, true)]
+    {
         let peer = Peer::start().await;
         let upstream = config::Upstream { http2: true, ..plain(peer.address) };
         let pool = Pool::new(&upstream, LONG, LONG, &peer.metrics).unwrap();
@@ -204,7 +206,7 @@ async fn goaway_and_a_broken_connection_are_doubt_and_their_connection_is_not_us
         };
         let (sent, ()) = tokio::join!(send(&pool, post("/", "x")), serve);
         let error = sent.unwrap_err();
-        assert!(error.may_have_run(), "{last:?}: {error:?}");
+        assert_eq!(error.may_have_run(), may_have_run, "{last:?}: {error:?}");
         let again = async {
             let mut stream = peer.accept().await;
             greet(&mut stream).await;
