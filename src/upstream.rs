@@ -39,6 +39,9 @@ use streams::Sessions;
 #[derive(Clone, Debug)]
 pub struct Pool {
     shared: Arc<Shared>,
+    /// What plain requests go by. Their answers are read as slowly as clients take them, and on a connection that they share
+    /// with others those would wait as well; so with HTTP/2 they have connections of their own.
+    plain: Arc<Shared>,
 }
 
 #[derive(Debug)]
@@ -87,8 +90,20 @@ impl Pool {
     }
 
     fn of(dialer: Arc<Dialer>, idle_timeout: Duration, sends: Count) -> Pool {
-        let sessions = dialer.upstream().http2.then(|| Sessions::new(idle_timeout, dialer.upstream().pings));
-        Pool { shared: Arc::new(Shared { dialer, idle: IdleList::new(idle_timeout), sessions, sends }) }
+        let is_http2 = dialer.upstream().http2;
+        let shared = || {
+            let sessions = is_http2.then(|| Sessions::new(idle_timeout, dialer.upstream().pings));
+            let (dialer, sends) = (dialer.clone(), sends.clone());
+            Arc::new(Shared { dialer, idle: IdleList::new(idle_timeout), sessions, sends })
+        };
+        let one = shared();
+        Pool { plain: if is_http2 { shared() } else { one.clone() }, shared: one }
+    }
+
+    /// The pool for requests whose answers go on as clients take them.
+    #[must_use]
+    pub fn for_plain(&self) -> Pool {
+        Pool { shared: self.plain.clone(), plain: self.plain.clone() }
     }
 
     /// Whether a connection can leave HTTP for another protocol. One of HTTP/2, which requests share, cannot.

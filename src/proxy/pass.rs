@@ -232,9 +232,10 @@ async fn send(
     sending: &mut Sending,
 ) -> Result<http::Response<ResponseBody>, Failure> {
     let mut patience = Patience::new(route, progress);
-    let connection = match route.pool.reuse() {
+    let pool = route.pool.for_plain();
+    let connection = match pool.reuse() {
         Some(connection) => connection,
-        None => patience.wait(Box::pin(route.pool.checkout())).await?.map_err(|error| not_connected(route, &error))?,
+        None => patience.wait(Box::pin(pool.checkout())).await?.map_err(|error| not_connected(route, &error))?,
     };
     // Made only now, and gone before the next wait: the future of every request would be larger by it.
     let (head, answer) = {
@@ -258,7 +259,7 @@ async fn send(
     route.metrics.upstream_resends.inc();
     sending.again();
     let resent = Box::pin(async {
-        let connection = route.pool.connect().await.map_err(|error| not_connected(route, &error))?;
+        let connection = pool.connect().await.map_err(|error| not_connected(route, &error))?;
         sending.mark(again.headers_mut());
         match connection.send(*again).await {
             Ok(response) => Ok(response),

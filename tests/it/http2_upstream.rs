@@ -24,6 +24,8 @@ enum Act {
     Cancel,
     /// Half of a body, and then a reset that says no error.
     Cut,
+    /// A body of 64 MiB.
+    Big,
     /// An answer that takes ten times as long as a connection may be silent.
     Late,
 }
@@ -67,6 +69,10 @@ fn act(act: Act, mut body: RecvStream, mut respond: SendResponse<Bytes>, number:
         Act::Create => {
             let mut body = respond.send_response(head, false).unwrap();
             body.send_data(format!("ch_{number}").into(), true).unwrap();
+        }
+        Act::Big => {
+            let mut body = respond.send_response(head, false).unwrap();
+            body.send_data(vec![0; 64 << 20].into(), true).unwrap();
         }
         Act::Late => {
             tokio::spawn(async move {
@@ -192,4 +198,23 @@ async fn an_upstream_that_is_slow_and_there_keeps_its_connection() {
         world.pay(key).await.assert_executed(201);
     }
     assert_eq!(*asked.lock().unwrap(), 2);
+}
+
+#[tokio::test]
+async fn downloads_that_nobody_reads_hold_up_no_keyed_request() {
+    const DOWNLOADS: usize = 16;
+    let (url, asked) = upstream(&[Act::Big; DOWNLOADS]).await;
+    let route = format!("upstream = \"{url}\"\n upstream_protocol = \"h2\"");
+    let world = World::build(Store::memory()).top("threads = 1").route(&route).start().await;
+    let mut unread = Vec::new();
+    for number in 1..=DOWNLOADS {
+        let mut connection = Connection::open(world.address()).await;
+        connection.write(b"GET /big HTTP/1.1\r\nHost: a\r\n\r\n").await;
+        eventually("the download", async || (*asked.lock().unwrap() == number).then_some(())).await;
+        unread.push(connection);
+    }
+    // It takes a while until the sockets on the way are full, and the windows after them.
+    for number in 0..600 {
+        world.pay(&format!("k-{number}")).await.assert_executed(201);
+    }
 }
