@@ -1,7 +1,7 @@
 //! The log: one line an event, on standard error, as text for people or as flat JSON.
 //!
-//! It takes events from everywhere through `tracing` and knows none of them. Nobody waits for whoever reads it: see
-//! [`queue`]. The level can be changed while the process runs; the rest is fixed at start.
+//! It takes events from everywhere through `tracing` and knows none of them. Whoever logs never waits for whoever reads the
+//! log. The level can be changed while the process runs; the rest is fixed at start.
 
 mod queue;
 
