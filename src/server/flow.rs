@@ -14,7 +14,7 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::socket::{LINGER, Socket};
 
-/// How many bytes a closed connection goes on reading: what its windows let a client have on its way, and some more.
+/// How many bytes a closed connection goes on reading, for what a client of good will has on its way.
 const LINGER_BYTES: usize = 2 * 1024 * 1024;
 
 /// Where the type of a client's first frame stands: behind the preface of 24 bytes and the frame's length. Its flags follow.

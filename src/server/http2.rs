@@ -33,8 +33,8 @@ use super::{BoxError, Peer, answer, head};
 /// How much of one request's body may be on its way, unread.
 const STREAM_WINDOW: u32 = 256 * 1024;
 
-/// The same for all requests of a connection together.
-const CONNECTION_WINDOW: u32 = 1024 * 1024;
+/// The largest window that there is (RFC 9113, section 6.9.1).
+const LARGEST_WINDOW: u32 = (1 << 31) - 1;
 
 /// How much of one answer is handed over at a time. Small, so that an answer is over only when its client took nearly
 /// all of it.
@@ -42,11 +42,14 @@ const PIECE: usize = 16 * 1024;
 
 /// The settings of the protocol. Lists of fields are bounded like heads of HTTP/1: over it 431.
 pub(super) fn protocol(limits: &Limits, tasks: &Tasks) -> http2::Builder<Spawner> {
+    let streams = u32::try_from(limits.streams).unwrap_or(u32::MAX);
+    // All that its streams may have on their way: bodies that nobody reads yet must not hold up the others.
+    let window = STREAM_WINDOW.saturating_mul(streams).min(LARGEST_WINDOW);
     let mut http = http2::Builder::new(Spawner(tasks.clone()));
-    http.max_concurrent_streams(u32::try_from(limits.streams).unwrap_or(u32::MAX))
+    http.max_concurrent_streams(streams)
         .max_header_list_size(u32::try_from(limits.header_bytes).unwrap_or(u32::MAX))
         .initial_stream_window_size(STREAM_WINDOW)
-        .initial_connection_window_size(CONNECTION_WINDOW)
+        .initial_connection_window_size(window)
         .max_send_buf_size(4 * PIECE);
     http
 }

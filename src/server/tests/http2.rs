@@ -76,6 +76,29 @@ async fn the_service_sees_a_request_as_if_it_had_come_by_http_1() {
 }
 
 #[tokio::test]
+async fn uploads_that_nobody_reads_hold_up_no_other_request() {
+    let world = world();
+    let mut client = H2::of(&world).await;
+    let mut stalled = Vec::new();
+    for _ in 0..8 {
+        let request = Request::post("http://a/wait").body(()).unwrap();
+        let (response, mut body) = client.sender.send_request(request, false).unwrap();
+        body.send_data(vec![0; 1 << 20].into(), false).unwrap();
+        stalled.push((response, body));
+    }
+    patiently(async {
+        while world.served() < stalled.len() {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    for _ in 0..20 {
+        let response = patiently(client.send(Request::post("http://a/echo"), "abc")).await.unwrap();
+        assert_eq!(whole(response).await, "/echo abc");
+    }
+}
+
+#[tokio::test]
 async fn http_1_is_spoken_at_the_same_door_however_slowly_it_begins() {
     let world = world();
     let mut client = world.connect().await;
