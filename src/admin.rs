@@ -37,6 +37,7 @@ use crate::pulse::Pulses;
 use crate::shutdown::Ready;
 use crate::store::Store;
 use crate::store::preflight::Standing;
+use crate::store::ways::Ways;
 use crate::telemetry::LevelHandle;
 
 mod guard;
@@ -68,9 +69,12 @@ pub struct AdminState {
     pub store: Arc<dyn Store>,
     /// Whether the store works, by trying.
     pub tried: Standing,
+    /// Whether every core can record what it executes.
+    pub ways: Ways,
     /// What `/metrics` shows.
     pub metrics: Arc<Metrics>,
-    /// On while the process takes traffic: `/readyz` is this, what the store says of itself, and what trying it showed.
+    /// On while the process takes traffic: `/readyz` is this, what the store says of itself, and what trying it
+    /// showed.
     pub ready: Ready,
     /// What changes with a reload.
     pub settings: Arc<ArcSwap<Settings>>,

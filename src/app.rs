@@ -22,7 +22,7 @@ use crate::proxy::{self, Proxy, RouteFault, Shared};
 use crate::pulse::Pulses;
 use crate::server::{self, BindError, CertificateError, Door, Inbox, Listener};
 use crate::shutdown::{Ready, Signal, TaskGuard, Tasks};
-use crate::store::{self, OpenError, Opened};
+use crate::store::{self, Background, OpenError, Opened};
 use crate::telemetry::{self, LevelHandle};
 use crate::trace;
 
@@ -189,16 +189,18 @@ impl App {
             traced,
             config,
         };
-        let first = Proxy::new(&app.config, &app.shared, app.store.store.for_core())
+        let (store, upkeep) = app.store.cores.handle();
+        let first = Proxy::new(&app.config, &app.shared, store)
             .map_err(|(route, source)| RunError::Route { route, source: Box::new(source) })?;
         for number in 1..app.config.threads {
-            app.start_core(number, first.for_another_core())?;
+            let (store, upkeep) = app.store.cores.handle();
+            app.start_core(number, first.for_another_core(store), upkeep)?;
         }
-        app.start_core(0, first)?;
+        app.start_core(0, first, upkeep)?;
         Ok(app)
     }
 
-    fn start_core(&mut self, number: usize, proxy: Proxy) -> Result<(), RunError> {
+    fn start_core(&mut self, number: usize, proxy: Proxy, upkeep: Background) -> Result<(), RunError> {
         let runtime =
             tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(system("a runtime"))?;
         let (core, inbox) = server::core();
@@ -208,7 +210,7 @@ impl App {
         self.proxies.push(proxy.clone());
         let thread = std::thread::Builder::new()
             .name(format!("core-{number}"))
-            .spawn(move || runtime.block_on(run_core(inbox, proxy, limits, signals, pulses, serving)))
+            .spawn(move || runtime.block_on(run_core(inbox, proxy, limits, signals, (pulses, upkeep), serving)))
             .map_err(system("a thread"))?;
         self.cores.push(core);
         self.threads.push(thread);
@@ -232,9 +234,9 @@ impl App {
             pulses,
             ..
         } = self;
-        let mut reloader = Reloader::new(sources, &loaded, proxies, level.clone(), metrics.clone())?;
+        let mut reloader = Reloader::new(sources, &loaded, proxies, level.clone(), metrics.clone(), store.renewals)?;
         let mut told = Told::listen()?;
-        let Opened { store, background } = store;
+        let Opened { store, background, cores: handles, .. } = store;
         let mut parts = JoinSet::new();
         let beating = pulses.clone();
         parts.spawn(async move { match beating.beat().await {} });
@@ -255,6 +257,7 @@ impl App {
             let state = AdminState {
                 store: store.clone(),
                 tried,
+                ways: handles.ways().clone(),
                 metrics: metrics.clone(),
                 ready: ready.clone(),
                 settings: reloader.admin().clone(),
@@ -331,11 +334,12 @@ async fn run_core(
     proxy: Proxy,
     limits: config::Limits,
     signals: Signals,
-    pulses: Pulses,
+    (pulses, upkeep): (Pulses, Background),
     serving: TaskGuard,
 ) {
-    // It ends with the runtime.
+    // Both end with the runtime.
     tokio::spawn(async move { pulses.beat_for_core().await });
+    tokio::spawn(upkeep);
     let service = move |mut request: http::Request<hyper::body::Incoming>, peer: server::Peer| {
         if let Some(name) = request.extensions_mut().remove::<server::ClientName>() {
             request.extensions_mut().insert(proxy::ClientName(name.into_bytes()));

@@ -20,7 +20,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use self::kept::Renewals;
+use self::measured::Measured;
 use self::report::Report;
+use self::ways::Ways;
 use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
 use crate::record::{
@@ -29,9 +32,11 @@ use crate::record::{
 };
 
 pub mod codec;
+pub mod kept;
 pub mod marker;
 pub mod preflight;
 pub mod report;
+pub mod ways;
 
 mod clock;
 mod disk;
@@ -46,12 +51,47 @@ mod watchers;
 
 pub use disk::FolderState;
 
-/// An opened back-end: a handle, and the work it needs done beside the requests.
+/// An opened store: a handle, those of the cores, and the work it needs done beside the requests.
 pub struct Opened {
     /// The first handle.
     pub store: Arc<dyn Store>,
     /// The sweep, the subscription and the attempts to reach the store. It runs, on any runtime, until it is dropped.
-    pub background: std::pin::Pin<Box<dyn Future<Output = ()> + Send>>,
+    pub background: Background,
+    /// The handles of the cores.
+    pub cores: Cores,
+    /// The files of its settings.
+    pub renewals: Renewals,
+}
+
+/// Work that goes on until it is dropped.
+pub type Background = std::pin::Pin<Box<dyn Future<Output = ()> + Send>>;
+
+/// A back-end, as it opens itself.
+struct BackEnd {
+    store: Arc<dyn Store>,
+    background: Background,
+}
+
+/// Gives each core its handle, and knows how they fare.
+pub struct Cores {
+    measured: Arc<Measured>,
+    ways: Ways,
+    every: Option<Duration>,
+}
+
+impl Cores {
+    /// A handle for a further core, and what its loop has to run for as long as the handle is used.
+    pub fn handle(&self) -> (Arc<dyn Store>, Background) {
+        let way = self.ways.add(self.every.is_some());
+        let (guarded, bare) = self.measured.guarded_by(&way);
+        let every = self.every;
+        (guarded, Box::pin(async move { match ways::keep(way, bare, every).await {} }))
+    }
+
+    /// Whether they can record what they execute.
+    pub fn ways(&self) -> &Ways {
+        &self.ways
+    }
 }
 
 /// Settings with which a store can never be opened: a certificate file that is not there, say; or a folder that cannot be
@@ -93,11 +133,14 @@ impl OpenError {
 
 /// Opens the back-end that the settings name, and says loudly when records will not survive a restart.
 pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
+    let renewals = Renewals::default();
     let opened = match &config.backend {
         Backend::Memory => memory::open(metrics),
         Backend::Disk { dir } => disk::open(dir, config.timeout, metrics)?,
-        Backend::Redis(_) => redis::open(config, metrics)?,
-        Backend::Postgres(server) => postgres::open(server, &config.prefix, config.timeout, metrics, "store")?,
+        Backend::Redis(_) => redis::open(config, metrics, &renewals)?,
+        Backend::Postgres(server) => {
+            postgres::open(server, &config.prefix, config.timeout, metrics, "store", &renewals)?
+        }
     };
     let opened = match &config.second_line {
         None => opened,
@@ -105,10 +148,26 @@ pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, Open
             // The gauge and the counters are the first line's: what both see must not be counted twice.
             let apart = Metrics::new();
             let (server, prefix) = (&second.postgres, &config.prefix);
-            second_line::behind(opened, postgres::open(server, prefix, second.timeout, &apart, "second_line")?)
+            second_line::behind(
+                opened,
+                postgres::open(server, prefix, second.timeout, &apart, "second_line", &renewals)?,
+            )
         }
     };
-    Ok(Opened { store: measured::measured(opened.store, metrics), ..opened })
+    let measured = Arc::new(Measured::new(opened.store, metrics));
+    let cores =
+        Cores { measured: Arc::clone(&measured), ways: Ways::new(config.timeout), every: tried_every(&config.backend) };
+    Ok(Opened { store: measured, background: opened.background, cores, renewals })
+}
+
+/// How often a core's way to the store is tried while nothing else shows that it works. In this process there is nothing
+/// between a core and its store; on Postgres each try is written to a disk.
+fn tried_every(backend: &Backend) -> Option<Duration> {
+    match backend {
+        Backend::Memory | Backend::Disk { .. } => None,
+        Backend::Redis(_) => Some(Duration::from_secs(5)),
+        Backend::Postgres(_) => Some(Duration::from_secs(15)),
+    }
 }
 
 /// What stands at the place of a disk store's folder. Makes nothing, while [`open`] makes the folder.
@@ -119,15 +178,17 @@ pub fn look_at_folder(dir: &std::path::Path) -> FolderState {
 /// Reads the files that the settings of the store and of its second line name, as [`open`] would; connects to nothing and
 /// makes nothing. Says what is wrong with them, and what else an opening would refuse.
 pub fn check_files(config: &StoreConfig) -> Vec<OpenError> {
-    let metrics = Metrics::new();
+    let (metrics, none) = (Metrics::new(), Renewals::default());
     // Connections are opened by whoever asks the store, and nobody does. A folder has no files to check.
     let first = match &config.backend {
         Backend::Memory | Backend::Disk { .. } => None,
-        Backend::Redis(_) => redis::open(config, &metrics).err(),
-        Backend::Postgres(server) => postgres::open(server, &config.prefix, config.timeout, &metrics, "store").err(),
+        Backend::Redis(_) => redis::open(config, &metrics, &none).err(),
+        Backend::Postgres(server) => {
+            postgres::open(server, &config.prefix, config.timeout, &metrics, "store", &none).err()
+        }
     };
     let second = config.second_line.as_ref().and_then(|second| {
-        postgres::open(&second.postgres, &config.prefix, second.timeout, &metrics, "second_line").err()
+        postgres::open(&second.postgres, &config.prefix, second.timeout, &metrics, "second_line", &none).err()
     });
     first.into_iter().chain(second).collect()
 }

@@ -34,7 +34,8 @@ fn ready(state: &AdminState) -> Result<(), String> {
         return Err("the proxy is starting or draining".to_owned());
     }
     state.store.ready().map_err(|reason| format!("store: {reason}"))?;
-    state.tried.ready().map_err(|reason| format!("store: {reason}"))
+    state.tried.ready().map_err(|reason| format!("store: {reason}"))?;
+    state.ways.ready().map_err(|reason| format!("store: {reason}"))
 }
 
 /// The exposition in OpenMetrics text format. Readiness is shown as it is at this moment.

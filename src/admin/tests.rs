@@ -33,6 +33,7 @@ fn world() -> World {
     let state = AdminState {
         store: Arc::clone(&store) as Arc<dyn Store>,
         tried: Standing::passed(),
+        ways: Ways::default(),
         metrics: Metrics::new(),
         ready,
         settings: Arc::new(ArcSwap::from_pointee(Settings {

@@ -22,6 +22,7 @@ use crate::chain::Chain;
 use crate::config::{self, Changed, Config, Content, Loaded, Mistakes, Sources};
 use crate::metrics::{Metrics, Reload};
 use crate::proxy::{self, Proxy, UnusableRoute};
+use crate::store::kept::Renewals;
 use crate::telemetry::LevelHandle;
 
 /// How often the files are looked at. A change counts once two looks have seen the same, so that a file that is still
@@ -47,6 +48,7 @@ pub(super) struct Reloader {
     admin: Arc<ArcSwap<admin::Settings>>,
     level: LevelHandle,
     metrics: Arc<Metrics>,
+    of_store: Renewals,
     watched: Option<Watched>,
     of_routes: Watched,
     hangups: Signal,
@@ -121,12 +123,13 @@ impl Reloader {
         cores: Vec<Proxy>,
         level: LevelHandle,
         metrics: Arc<Metrics>,
+        of_store: Renewals,
     ) -> Result<Reloader, RunError> {
         let hangups = signal(SignalKind::hangup()).map_err(system("a signal handler"))?;
         let admin = Arc::new(ArcSwap::from_pointee(admin_settings(&loaded.config)));
         let watched = Watched::settings(loaded);
         let (config, of_routes) = (loaded.config.clone(), Watched::of_routes(&loaded.config));
-        Ok(Reloader { sources, config, cores, admin, level, metrics, watched, of_routes, hangups })
+        Ok(Reloader { sources, config, cores, admin, level, metrics, of_store, watched, of_routes, hangups })
     }
 
     /// What the admin listener goes by.
@@ -151,6 +154,7 @@ impl Reloader {
                         (watched.taken, watched.seen) = (now.clone(), now);
                     }
                     self.reload("SIGHUP").await;
+                    self.renew_store().await;
                 }
                 _ = looks.tick() => {
                     if let Some(watched) = &mut self.watched {
@@ -188,6 +192,14 @@ impl Reloader {
                 );
             }
             Err(error) => tracing::error!(%error, "reading certificates and secrets failed"),
+        }
+    }
+
+    /// Takes the changed files of the store now, and not with the next connection.
+    async fn renew_store(&self) {
+        let of_store = self.of_store.clone();
+        if let Ok(false) = tokio::task::spawn_blocking(move || of_store.renew()).await {
+            tracing::info!("the store's certificates and passwords are as they were");
         }
     }
 

@@ -9,7 +9,7 @@ use secrecy::ExposeSecret;
 use sha2::{Digest, Sha256};
 use toml::Value;
 
-use super::store::{Backend, Redis, Topology};
+use super::store::{Backend, Password, Redis, Topology};
 use super::{Config, Route, ScopePart, effective};
 
 /// The settings that can change while the process runs, besides those of routes.
@@ -123,31 +123,33 @@ fn settings(config: &Config) -> Vec<(String, Value)> {
 }
 
 /// A setting that holds a password, and the password itself: where it is printed, it is masked.
-type Password = (&'static str, fn(&Config) -> Option<&str>);
+type Secret = (&'static str, fn(&Config) -> Option<&str>);
 
-const PASSWORDS: [Password; 3] =
+const PASSWORDS: [Secret; 3] =
     [("store.url", password), ("store.sentinel_password", sentinel_password), ("second_line.url", second_password)];
 
 fn sentinel_password(config: &Config) -> Option<&str> {
     match &config.store.backend {
-        Backend::Redis(Redis { topology: Topology::Sentinel(sentinels), .. }) => {
-            sentinels.password.as_ref().map(ExposeSecret::expose_secret)
-        }
+        Backend::Redis(Redis { topology: Topology::Sentinel(sentinels), .. }) => given(sentinels.password.as_ref()),
         _ => None,
     }
 }
 
 fn password(config: &Config) -> Option<&str> {
     match &config.store.backend {
-        Backend::Redis(redis) => redis.password.as_ref().map(ExposeSecret::expose_secret),
-        Backend::Postgres(postgres) => postgres.password.as_ref().map(ExposeSecret::expose_secret),
+        Backend::Redis(redis) => given(redis.password.as_ref()),
+        Backend::Postgres(postgres) => given(postgres.password.as_ref()),
         Backend::Memory | Backend::Disk { .. } => None,
     }
 }
 
 fn second_password(config: &Config) -> Option<&str> {
     let second = config.store.second_line.as_ref()?;
-    second.postgres.password.as_ref().map(ExposeSecret::expose_secret)
+    given(second.postgres.password.as_ref())
+}
+
+fn given(password: Option<&Password>) -> Option<&str> {
+    password.and_then(Password::given).map(ExposeSecret::expose_secret)
 }
 
 /// What a file holds, as far as it takes to notice a change: by content, since the files of a mounted Kubernetes

@@ -17,7 +17,7 @@ use super::rules;
 use super::sections::{FORMATS, LEVELS};
 use super::sources::{print_key_source, print_scope_part};
 use super::statuses::Verdict;
-use super::store::{Backend, SslMode, StoreConfig, Topology};
+use super::store::{Backend, Password, SslMode, StoreConfig, Topology};
 use super::store_url::{self, MASK};
 use super::values::{print_duration, print_size, word};
 use super::{Config, ForwardKey, Route, Upstream, authorize, verify};
@@ -86,6 +86,12 @@ fn store(page: &mut Page, store: &StoreConfig) {
     page.duration("timeout", store.timeout);
     page.text("prefix", &store.prefix);
     page.value("allow_eviction", store.allow_eviction);
+    let password = match &store.backend {
+        Backend::Redis(redis) => redis.password.as_ref(),
+        Backend::Postgres(postgres) => postgres.password.as_ref(),
+        Backend::Memory | Backend::Disk { .. } => None,
+    };
+    page.path("password_file", password.and_then(Password::file));
     if let Backend::Redis(redis) = &store.backend {
         let wait = redis.acknowledged;
         page.number("wait_replicas", wait.map_or(0, |wait| wait.replicas as usize));
@@ -97,8 +103,10 @@ fn store(page: &mut Page, store: &StoreConfig) {
             if let Some(username) = &sentinels.username {
                 page.text("sentinel_username", username);
             }
-            if sentinels.password.is_some() {
-                page.text("sentinel_password", store_url::MASK);
+            match &sentinels.password {
+                Some(Password::Given(_)) => page.text("sentinel_password", store_url::MASK),
+                Some(Password::InFile(file)) => page.path("sentinel_password_file", Some(file)),
+                None => {}
             }
         }
         let tls = redis.tls.clone().unwrap_or_default();
@@ -117,6 +125,7 @@ fn store(page: &mut Page, store: &StoreConfig) {
         page.head("[second_line]");
         page.text("url", postgres_url::print(&second.postgres));
         page.duration("timeout", second.timeout);
+        page.path("password_file", second.postgres.password.as_ref().and_then(Password::file));
         page.path("ca_file", second.postgres.ca_file.as_deref());
     }
 }

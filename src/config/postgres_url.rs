@@ -3,7 +3,7 @@
 
 use super::address::{absolute_socket, host_and_port};
 use super::mistakes::{Wrong, wrong};
-use super::store::{Postgres, SslMode};
+use super::store::{Password, Postgres, SslMode};
 use super::store_url::{MASK, credentials, decoded, percent_decode, percent_encode};
 
 const RIGHT: &str = "write postgres://USER:PASSWORD@HOST[:PORT]/DATABASE[?sslmode=disable|require|verify-full], with odd \
@@ -30,12 +30,9 @@ pub(super) fn parse(rest: &str) -> Result<Postgres, Wrong> {
     let Some((user, place)) = authority.rsplit_once('@') else {
         return Err(wrong("the URL names no user", RIGHT));
     };
-    let (user, password) = match user.contains(':') {
-        true => credentials(user)?,
-        // The server may know the user by its certificate, or trust the network.
-        false => (percent_decode(user), None),
-    };
-    let user = user.filter(|user| !user.is_empty()).ok_or_else(|| wrong("the URL names no user", RIGHT))?;
+    // Without a password: the server may know the user by its certificate, or trust the network.
+    let (user, password) = credentials(user)?;
+    let user = user.ok_or_else(|| wrong("the URL names no user", RIGHT))?;
     let database = percent_decode(path).filter(|name| !name.is_empty() && !name.contains(['/', '\0']));
     let database = database.ok_or_else(|| wrong("the URL names no database", RIGHT))?;
     let options = Options::parse(query)?;
@@ -102,7 +99,8 @@ impl Options {
 pub(super) fn print(postgres: &Postgres) -> String {
     let Postgres { host, port, database, user, password, sslmode, .. } = postgres;
     let user = percent_encode(user);
-    let password = if password.is_some() { format!(":{MASK}") } else { String::new() };
+    let given = password.as_ref().and_then(Password::given);
+    let password = if given.is_some() { format!(":{MASK}") } else { String::new() };
     if postgres.socket().is_some() {
         let folder: Vec<_> = host.split('/').map(percent_encode).collect();
         return format!(

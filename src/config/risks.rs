@@ -9,7 +9,7 @@ use super::presets::Preset;
 use super::route::Made;
 use super::sections::DEFAULT_PREFIX;
 use super::statuses::{Entry, Verdict};
-use super::store::{Backend, Place, Postgres, Redis, Sentinels, SslMode, StoreConfig, Topology};
+use super::store::{Backend, Password, Place, Postgres, Redis, Sentinels, SslMode, StoreConfig, Topology};
 use super::tree::Section;
 use super::values::word;
 use super::verify::SIGNERS;
@@ -35,11 +35,11 @@ pub(super) fn of_store(section: &Section<'_>, store: &StoreConfig, at: &Origin) 
                 warn("the password crosses the network in clear", "use rediss://");
             }
             let masked = "the password is the mask of printed settings";
-            if store_url::is_mask(redis.password.as_ref()) {
+            if store_url::is_mask(redis.password.as_ref().and_then(Password::given)) {
                 warn(masked, "put the real password in its place");
             }
             if let Topology::Sentinel(sentinels) = &redis.topology
-                && store_url::is_mask(sentinels.password.as_ref())
+                && store_url::is_mask(sentinels.password.as_ref().and_then(Password::given))
             {
                 section.warning("sentinel_password", masked, "put the real password in its place");
             }
@@ -69,7 +69,7 @@ fn of_postgres(postgres: &Postgres, warn: impl Fn(&str, &str)) {
     if elsewhere && postgres.sslmode == SslMode::Require && postgres.ca_file.is_none() {
         warn("nothing proves that the server is the right one", "write ?sslmode=verify-full, or set ca_file");
     }
-    if store_url::is_mask(postgres.password.as_ref()) {
+    if store_url::is_mask(postgres.password.as_ref().and_then(Password::given)) {
         warn("the password is the mask of printed settings", "put the real password in its place");
     }
 }

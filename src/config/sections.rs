@@ -13,7 +13,7 @@ use secrecy::SecretString;
 use super::address::{admin_listen, collector, listen};
 use super::egress::{Egress, Hosts, allowed, tunnel};
 use super::mistakes::{Located, Origin, Report, Wrong, wrong};
-use super::store::{Acknowledged, Backend, Postgres, RedisTls, SecondLine, SslMode, StoreConfig, Topology};
+use super::store::{Acknowledged, Backend, Password, Postgres, RedisTls, SecondLine, SslMode, StoreConfig, Topology};
 use super::tree::{Section, shown};
 use super::values::{at_least, choice, count, duration, part, service_name, size};
 use super::{Admin, Limits, Listen, Log, LogFormat, LogLevel, Tls, Trace, postgres_url, risks, store_url};
@@ -271,7 +271,7 @@ pub(super) fn store(root: &mut Section<'_>, outer: &Outer<'_>) -> StoreConfig {
     let url = outer.over(root.report, "store.url", given, store_url::parse);
     let mut url = or(url, Backend::Disk { dir: "./onceproxy-data".into() });
     let timeout = section.duration("timeout", MOMENT, Duration::from_secs(1));
-    with_own_settings(&mut section, &mut url.value, timeout, wrongly_given);
+    with_own_settings(&mut section, &mut url, timeout, wrongly_given);
     let config = StoreConfig {
         backend: url.value,
         timeout,
@@ -297,7 +297,8 @@ pub(super) fn second_line(root: &mut Section<'_>, store: &StoreConfig) -> Option
     let timeout = section.duration("timeout", MOMENT, Duration::from_secs(1));
     let ca_file = section.path("ca_file");
     if !section.has("url") {
-        for key in ["timeout", "ca_file"].into_iter().filter(|key| section.has(key)) {
+        section.path("password_file");
+        for key in ["timeout", "ca_file", "password_file"].into_iter().filter(|key| section.has(key)) {
             section.mistake(key, wrong("there is no second line", "give its url, or take this out"));
         }
     }
@@ -310,6 +311,7 @@ pub(super) fn second_line(root: &mut Section<'_>, store: &StoreConfig) -> Option
             }
             (_, file) => postgres.ca_file = file,
         }
+        postgres.password = section.password("password_file", postgres.password.take(), "the password of url");
         if !matches!(store.backend, Backend::Redis(_)) {
             let what =
                 wrong("a second line stands behind Redis alone", "take it out, or set store.url to redis://HOST");
@@ -337,14 +339,35 @@ const SCHEMA: &str = "at most 63 characters, and not pg_ at the beginning";
 pub(super) const DEFAULT_PREFIX: &str = "once";
 
 const OF_TLS: [&str; 3] = ["ca_file", "client_cert_file", "client_key_file"];
-const OF_SENTINELS: [&str; 2] = ["sentinel_username", "sentinel_password"];
+const LOGIN_OF_SENTINELS: [&str; 2] = ["sentinel_username", "sentinel_password"];
+const OF_SENTINELS: [&str; 3] = ["sentinel_username", "sentinel_password", "sentinel_password_file"];
 const OF_REPLICAS: [&str; 2] = ["wait_replicas", "wait_aof"];
 
 /// Reads what only some stores have, and refuses what does not fit to the URL; where that is wrong itself, nothing is said.
-fn with_own_settings(section: &mut Section<'_>, backend: &mut Backend, timeout: Duration, wrongly_given: bool) {
+fn with_own_settings(section: &mut Section<'_>, url: &mut Located<Backend>, timeout: Duration, wrongly_given: bool) {
+    let Located { value: backend, at } = url;
     let tls = RedisTls { ca_file: section.path("ca_file"), client: section.client_certificate() };
     let acknowledged = acknowledged(section, timeout);
-    let [username, password] = OF_SENTINELS.map(|key| section.text(key, login).map(|located| located.value));
+    let [username, given] = LOGIN_OF_SENTINELS.map(|key| section.text(key, login).map(|located| located.value));
+    let password = section.password("sentinel_password_file", given.map(Into::into), "sentinel_password");
+    match backend {
+        Backend::Redis(redis) => {
+            redis.password = section.password("password_file", redis.password.take(), "the password of url");
+            if redis.username.is_some() && redis.password.is_none() && !section.has("password_file") {
+                let what = wrong(
+                    "a user without a password",
+                    "write USER:PASSWORD (of a socket &pass=PASSWORD), or give password_file",
+                );
+                section.report.mistake(at.clone(), "store.url", what);
+            }
+        }
+        Backend::Postgres(postgres) => {
+            postgres.password = section.password("password_file", postgres.password.take(), "the password of url");
+        }
+        Backend::Memory | Backend::Disk { .. } => {
+            section.path("password_file");
+        }
+    }
     let refuse = |keys: &[&str], what: &str, right: &str| {
         for key in keys.iter().filter(|key| !wrongly_given && section.has(key)) {
             section.mistake(key, wrong(what, right));
@@ -356,6 +379,13 @@ fn with_own_settings(section: &mut Section<'_>, backend: &mut Backend, timeout: 
                 (postgres.ca_file, postgres.client) = (tls.ca_file, tls.client);
             }
             _ => refuse(&OF_TLS, "the store is not reached by TLS", NO_TLS),
+        }
+        if !matches!(backend, Backend::Postgres(_)) {
+            refuse(
+                &["password_file"],
+                "nobody asks for a password",
+                "take it out, or name a Redis or a Postgres in the store's URL",
+            );
         }
         refuse(&OF_SENTINELS, "the store has no sentinels", NO_SENTINELS);
         if acknowledged.is_some() {
@@ -370,9 +400,12 @@ fn with_own_settings(section: &mut Section<'_>, backend: &mut Backend, timeout: 
     match &mut redis.topology {
         Topology::Sentinel(sentinels) => {
             if username.is_some() && password.is_none() {
-                section.mistake("sentinel_username", wrong("a user without a password", "give sentinel_password"));
+                section.mistake(
+                    "sentinel_username",
+                    wrong("a user without a password", "give sentinel_password or sentinel_password_file"),
+                );
             }
-            (sentinels.username, sentinels.password) = (username, password.map(Into::into));
+            (sentinels.username, sentinels.password) = (username, password);
         }
         _ => refuse(&OF_SENTINELS, "the store has no sentinels", NO_SENTINELS),
     }
@@ -417,10 +450,19 @@ impl Section<'_> {
         cert.zip(key)
     }
 
+    /// A password in a file, or else the one that was given elsewhere.
+    fn password(&mut self, key: &'static str, given: Option<Password>, elsewhere: &str) -> Option<Password> {
+        let file = self.path(key);
+        if given.is_some() && self.has(key) {
+            self.mistake(key, wrong("there are two passwords", format!("take it out, or {elsewhere}")));
+        }
+        given.or(file.map(Password::InFile))
+    }
+
     /// The path of a file, from the folder in which the proxy is started.
     pub(super) fn path(&mut self, key: &'static str) -> Option<PathBuf> {
         let given = self.text(key, |text| match text {
-            "" => Err(wrong("the path is empty", "write the path of a PEM file, or take it out")),
+            "" => Err(wrong("the path is empty", "write the path of a file, or take it out")),
             path => Ok(PathBuf::from(path)),
         });
         given.map(|located| located.value)

@@ -32,8 +32,7 @@ pub(super) fn parse(rest: &str) -> Result<Redis, Wrong> {
     absolute_socket(&path, RIGHT)?;
     let options = Options::parse(query)?;
     let (username, password) = match (options.user, options.pass) {
-        (None, None) => (None, None),
-        (Some(_), None) => return Err(wrong("a user without a password", RIGHT)),
+        (user, None) => (user.filter(|user| !user.is_empty()), None),
         (user, Some(password)) => login(user.unwrap_or_default(), password)?,
     };
     let db = options.db.map_or(Ok(0), |db| database(&db))?;

@@ -1,6 +1,6 @@
 //! The section `[store]`: one variant a back-end, so that a nonsense mix cannot be written.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use secrecy::SecretString;
@@ -66,6 +66,39 @@ impl Backend {
     }
 }
 
+/// A password.
+#[derive(Clone, Debug)]
+pub enum Password {
+    /// As the settings give it.
+    Given(SecretString),
+    /// What this file holds, less a line's end behind it (`password_file`). It is read again when it changes.
+    InFile(PathBuf),
+}
+
+impl Password {
+    /// The password, where the settings give it.
+    pub fn given(&self) -> Option<&SecretString> {
+        match self {
+            Password::Given(secret) => Some(secret),
+            Password::InFile(_) => None,
+        }
+    }
+
+    /// The file, where it is in one.
+    pub fn file(&self) -> Option<&Path> {
+        match self {
+            Password::Given(_) => None,
+            Password::InFile(file) => Some(file),
+        }
+    }
+}
+
+impl From<String> for Password {
+    fn from(given: String) -> Password {
+        Password::Given(given.into())
+    }
+}
+
 /// Redis, in any of its topologies.
 #[derive(Clone, Debug)]
 pub struct Redis {
@@ -76,11 +109,19 @@ pub struct Redis {
     /// The ACL user; `None` is the server's default user.
     pub username: Option<String>,
     /// The password, if one is needed.
-    pub password: Option<SecretString>,
+    pub password: Option<Password>,
     /// Set for `rediss://` and its kin; sentinels are reached by TLS as well then.
     pub tls: Option<RedisTls>,
     /// What a claim waits for before it counts; `None` is the server's own answer.
     pub acknowledged: Option<Acknowledged>,
+}
+
+impl RedisTls {
+    /// The files that it names.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let client = self.client.iter().flat_map(|(certificate, key)| [certificate, key]);
+        self.ca_file.iter().chain(client).map(PathBuf::as_path)
+    }
 }
 
 impl Redis {
@@ -121,8 +162,9 @@ pub struct Sentinels {
     pub master: String,
     /// The ACL user at the sentinels (`store.sentinel_username`).
     pub username: Option<String>,
-    /// The password at the sentinels (`store.sentinel_password`); the store's own is never sent to them.
-    pub password: Option<SecretString>,
+    /// The password at the sentinels (`store.sentinel_password`, or in `store.sentinel_password_file`); the store's own is
+    /// never sent to them.
+    pub password: Option<Password>,
 }
 
 /// What must be acknowledged before a claim counts.
@@ -160,7 +202,7 @@ pub struct Postgres {
     /// The role to log in as.
     pub user: String,
     /// The password, if one is needed.
-    pub password: Option<SecretString>,
+    pub password: Option<Password>,
     /// Whether TLS is spoken, and what it proves. Default disable.
     pub sslmode: SslMode,
     /// PEM certificates to trust instead of the system's.
@@ -170,6 +212,13 @@ pub struct Postgres {
 }
 
 impl Postgres {
+    /// The files that it names.
+    pub fn files(&self) -> impl Iterator<Item = &Path> {
+        let client = self.client.iter().flat_map(|(certificate, key)| [certificate, key]);
+        let password = self.password.iter().filter_map(Password::file);
+        self.ca_file.iter().chain(client).map(PathBuf::as_path).chain(password)
+    }
+
     /// The server's Unix socket, where the host is a folder.
     pub fn socket(&self) -> Option<PathBuf> {
         let folder = self.host.starts_with('/').then_some(&self.host)?;

@@ -8,7 +8,7 @@ use secrecy::{ExposeSecret, SecretString};
 
 use super::address::host_and_port;
 use super::mistakes::{Wrong, wrong};
-use super::store::{Backend, Place, Redis, RedisTls, Sentinels, Topology};
+use super::store::{Backend, Password, Place, Redis, RedisTls, Sentinels, Topology};
 use super::{postgres_url, socket_url};
 
 /// What stands where a secret stood.
@@ -116,7 +116,7 @@ fn parts<'a>(rest: &'a str, right: &'static str) -> Result<(Login, &'a str, &'a 
 
 struct Login {
     username: Option<String>,
-    password: Option<SecretString>,
+    password: Option<Password>,
 }
 
 impl Login {
@@ -147,14 +147,14 @@ pub(super) fn database(path: &str) -> Result<i64, Wrong> {
 }
 
 /// A user and a password.
-pub(super) type Credentials = (Option<String>, Option<SecretString>);
+pub(super) type Credentials = (Option<String>, Option<Password>);
 
-/// The user and the password before an `@`.
+/// The user before an `@`, and the password if it is there.
 pub(super) fn credentials(text: &str) -> Result<Credentials, Wrong> {
-    let Some((user, password)) = text.split_once(':') else {
-        return Err(wrong("a user without a password", "write USER:PASSWORD@, or :PASSWORD@ for the default user"));
-    };
-    login(decoded(user)?, decoded(password)?)
+    match text.split_once(':') {
+        Some((user, password)) => login(decoded(user)?, decoded(password)?),
+        None => Ok((Some(decoded(text)?).filter(|user| !user.is_empty()), None)),
+    }
 }
 
 /// A user, empty for the default one, and a password.
@@ -204,13 +204,16 @@ pub(super) fn print(backend: &Backend) -> String {
         Backend::Redis(redis) => {
             let scheme = if redis.tls.is_some() { "rediss" } else { "redis" };
             let user = redis.username.as_deref().map(percent_encode).unwrap_or_default();
-            let user = if redis.password.is_some() { format!("{user}:{MASK}@") } else { String::new() };
+            let given = redis.password.as_ref().and_then(Password::given);
+            let user = match given {
+                Some(_) => format!("{user}:{MASK}@"),
+                None if user.is_empty() => user,
+                None => format!("{user}@"),
+            };
             let list = |places: &[Place]| places.iter().map(print_place).collect::<Vec<_>>().join(",");
             match &redis.topology {
                 Topology::One(place) => format!("{scheme}://{user}{}/{}", print_place(place), redis.db),
-                Topology::Socket(path) => {
-                    socket_url::print(path, redis.db, redis.username.as_deref(), redis.password.as_ref())
-                }
+                Topology::Socket(path) => socket_url::print(path, redis.db, redis.username.as_deref(), given),
                 Topology::Sentinel(Sentinels { places, master, .. }) => {
                     format!("{scheme}+sentinel://{user}{}/{master}/{}", list(places), redis.db)
                 }

@@ -97,9 +97,9 @@ impl Proxy {
     }
 
     /// The proxy of a further core: with connections of its own, and its own handle on the store.
-    pub fn for_another_core(&self) -> Proxy {
+    pub fn for_another_core(&self, store: Arc<dyn Store>) -> Proxy {
         let core = self.0.load_full();
-        Proxy::of(core.on_another_core(core.store.for_core(), Arc::new(core.shared.for_another_core()), None))
+        Proxy::of(core.on_another_core(store, Arc::new(core.shared.for_another_core()), None))
     }
 
     fn of(core: Core) -> Proxy {

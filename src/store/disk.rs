@@ -17,7 +17,7 @@ use super::clock::Clock;
 use super::index::{Position, as_shown};
 use super::report::Report;
 use super::watchers::Watchers;
-use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch};
+use super::{Answer, BackEnd, NotReady, OpenError, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 use crate::metrics::Metrics;
 use crate::record::{
     self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record,
@@ -56,7 +56,7 @@ pub(super) fn look_at(dir: &Path) -> FolderState {
 /// # Errors
 /// It cannot be used: something else is there, its files cannot be read, or its file system gives no right or no room to
 /// write.
-pub(super) fn open(dir: &Path, timeout: Duration, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
+pub(super) fn open(dir: &Path, timeout: Duration, metrics: &Arc<Metrics>) -> Result<BackEnd, OpenError> {
     let tell = Tell { watchers: Watchers::default(), metrics: Arc::clone(metrics) };
     let disk = Disk(Arc::new(Shared { dir: dir.to_owned(), timeout, tell, phase: RwLock::new(Phase::default()) }));
     match Running::open(dir, &disk.0.tell) {
@@ -65,7 +65,7 @@ pub(super) fn open(dir: &Path, timeout: Duration, metrics: &Arc<Metrics>) -> Res
         opened => disk.0.enter(opened),
     }
     let background = keep_up(Arc::downgrade(&disk.0));
-    Ok(Opened { store: Arc::new(disk), background: Box::pin(background) })
+    Ok(BackEnd { store: Arc::new(disk), background: Box::pin(background) })
 }
 
 #[derive(Clone)]

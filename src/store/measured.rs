@@ -1,4 +1,4 @@
-//! A store that times and counts its operations.
+//! A store that times and counts its operations, and claims nothing on a core on which answers cannot be recorded.
 //!
 //! One wrapper around every back-end, so that none of them has to think of it and all are measured alike.
 
@@ -7,21 +7,47 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::report::Report;
+use super::ways::Way;
 use super::{Answer, NotReady, Page, Query, Store, StoreError, StoreErrorKind, Watch};
 use crate::metrics::{Metrics, StoreOperationMetrics};
 use crate::record::{
-    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record, RecordId,
-    ReleaseReply, RenewReply, ResolveReply, Response, Token,
+    Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, OnUnknown, Reason, Record,
+    RecordId, ReleaseReply, RenewReply, ResolveReply, Response, Taken, Token,
 };
 
-/// The same store, measured.
-pub(super) fn measured(inner: Arc<dyn Store>, metrics: &Metrics) -> Arc<dyn Store> {
-    Arc::new(Measured { inner, operations: Arc::new(Operations::new(metrics)) })
-}
-
-struct Measured {
+/// A store, measured; and of a core's handle, guarded by what is known of the core's way.
+pub(super) struct Measured {
     inner: Arc<dyn Store>,
     operations: Arc<Operations>,
+    way: Option<Arc<Way>>,
+}
+
+impl Measured {
+    /// The same store, measured.
+    pub(super) fn new(inner: Arc<dyn Store>, metrics: &Metrics) -> Measured {
+        Measured { inner, operations: Arc::new(Operations::new(metrics)), way: None }
+    }
+
+    /// A handle for another core that claims nothing while completions fail, and the same without measure and guard.
+    pub(super) fn guarded_by(&self, way: &Arc<Way>) -> (Arc<dyn Store>, Arc<dyn Store>) {
+        let inner = self.inner.for_core();
+        let (operations, way) = (Arc::clone(&self.operations), Some(Arc::clone(way)));
+        (Arc::new(Measured { inner: Arc::clone(&inner), operations, way }), inner)
+    }
+
+    /// In place of a claim that is not to be granted: what the record says, if there is one.
+    async fn look_only(&self, claim: &Claim, refusal: StoreError) -> Result<ClaimReply, StoreError> {
+        match self.inner.look(&claim.id, &claim.imprint).await? {
+            // Under `resend` a claim would take it over.
+            LookReply::Taken(Taken::Unknown(_)) if claim.on_unknown == OnUnknown::Resend => Err(refusal),
+            LookReply::Taken(taken) => Ok(taken.into()),
+            LookReply::Absent => {
+                // The way may be better than it was.
+                self.way.iter().for_each(|way| way.doubt());
+                Err(refusal)
+            }
+        }
+    }
 }
 
 struct Operations {
@@ -61,11 +87,24 @@ impl Operations {
         operation: fn(&Operations) -> &StoreOperationMetrics,
         answer: Answer<'a, T>,
     ) -> Answer<'a, T> {
+        self.measure_on(None, operation, answer)
+    }
+
+    /// The same for an operation that shows whether answers can be recorded.
+    fn measure_on<'a, T: 'a>(
+        &'a self,
+        way: Option<&'a Way>,
+        operation: fn(&Operations) -> &StoreOperationMetrics,
+        answer: Answer<'a, T>,
+    ) -> Answer<'a, T> {
         Box::pin(async move {
             let operation = operation(self);
             let start = Instant::now();
             let result = answer.await;
             operation.took(start);
+            if let Some(way) = way {
+                way.saw(result.as_ref().err());
+            }
             if let Err(StoreError { kind, .. }) = &result
                 && kind.is_failure()
             {
@@ -87,11 +126,15 @@ fn operation(metrics: &Metrics, name: &'static str) -> StoreOperationMetrics {
 
 impl Store for Measured {
     fn for_core(&self) -> Arc<dyn Store> {
-        Arc::new(Measured { inner: self.inner.for_core(), operations: Arc::clone(&self.operations) })
+        Arc::new(Measured { inner: self.inner.for_core(), operations: Arc::clone(&self.operations), way: None })
     }
 
     fn claim<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ClaimReply> {
-        self.operations.measure(|of| &of.claim, self.inner.claim(claim))
+        let answer = match self.way.as_ref().and_then(|way| way.refusal()) {
+            None => self.inner.claim(claim),
+            Some(refusal) => Box::pin(self.look_only(claim, refusal)),
+        };
+        self.operations.measure(|of| &of.claim, answer)
     }
 
     fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
@@ -108,7 +151,8 @@ impl Store for Measured {
         response: &'a Response,
         retention: Duration,
     ) -> Answer<'a, CompleteReply> {
-        self.operations.measure(|of| &of.complete, self.inner.complete(claim, response, retention))
+        let answer = self.inner.complete(claim, response, retention);
+        self.operations.measure_on(self.way.as_deref(), |of| &of.complete, answer)
     }
 
     fn release<'a>(&'a self, claim: &'a Claim) -> Answer<'a, ReleaseReply> {

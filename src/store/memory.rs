@@ -12,7 +12,7 @@ use super::clock::Clock;
 use super::index::Position;
 use super::report::Report;
 use super::watchers::Watchers;
-use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, Watch};
+use super::{Answer, BackEnd, NotReady, Page, Query, Store, StoreError, Watch};
 use crate::metrics::Metrics;
 use crate::record::{
     self, Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, LookReply, Reason, Record,
@@ -31,7 +31,7 @@ const SWEEP_EVERY: Duration = Duration::from_millis(500);
 const SWEEP_SLICE: usize = 128;
 
 /// Opens an empty store. That nothing in it survives is among the warnings of the settings.
-pub(super) fn open(metrics: &Arc<Metrics>) -> Opened {
+pub(super) fn open(metrics: &Arc<Metrics>) -> BackEnd {
     let shared = Shared {
         clock: Clock::start(),
         shards: Default::default(),
@@ -39,7 +39,7 @@ pub(super) fn open(metrics: &Arc<Metrics>) -> Opened {
         metrics: Arc::clone(metrics),
     };
     let memory = Memory(Arc::new(shared));
-    Opened { store: memory.for_core(), background: Box::pin(sweep_forever(memory)) }
+    BackEnd { store: memory.for_core(), background: Box::pin(sweep_forever(memory)) }
 }
 
 #[derive(Clone)]

@@ -17,8 +17,9 @@ use self::row::{Buried, Columns, Found, Sixteen, Stored};
 use self::statements::{Param, Statements};
 use self::wake::Waiting;
 use super::index::{Position, as_shown, has_lapsed, unchanged};
+use super::kept::Renewals;
 use super::report::Report;
-use super::{Answer, NotReady, OpenError, OpenState, Opened, Page, Query, Store, StoreError, Watch};
+use super::{Answer, BackEnd, NotReady, OpenError, OpenState, Page, Query, Store, StoreError, Watch};
 use crate::config::store::Postgres;
 use crate::metrics::Metrics;
 use crate::record::{
@@ -53,17 +54,18 @@ pub(super) fn open(
     timeout: Duration,
     metrics: &Arc<Metrics>,
     section: &str,
-) -> Result<Opened, OpenError> {
+    renewals: &Renewals,
+) -> Result<BackEnd, OpenError> {
     let shared = Arc::new(Shared {
         statements: Statements::new(prefix, timeout.as_millis().max(1)),
-        endpoint: Arc::new(Endpoint::new(config, timeout, section)?),
+        endpoint: Arc::new(Endpoint::new(config, timeout, section, renewals)?),
         timeout,
-        health: Health::new(),
+        health: Health::new(timeout),
         waiting: Waiting::default(),
         metrics: Arc::clone(metrics),
     });
     let store = Arc::new(PostgresStore::new(Arc::clone(&shared)));
-    Ok(Opened { store, background: Box::pin(background(shared)) })
+    Ok(BackEnd { store, background: Box::pin(background(shared)) })
 }
 
 /// What all handles of the process share.

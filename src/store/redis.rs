@@ -20,8 +20,9 @@ use self::scripts::{Call, Script, Scripts};
 use self::subscriber::Subscriptions;
 use self::topology::Topology;
 use self::wish::Wish;
+use super::kept::Renewals;
 use super::report::Report;
-use super::{Answer, NotReady, OpenError, Opened, Page, Query, Store, StoreError, StoreErrorKind, Watch, codec};
+use super::{Answer, BackEnd, NotReady, OpenError, Page, Query, Store, StoreError, StoreErrorKind, Watch, codec};
 use crate::config::store::{Backend, StoreConfig};
 use crate::metrics::Metrics;
 use crate::record::{
@@ -68,13 +69,17 @@ const LONGEST_SPAN: u64 = 1 << 51;
 const VANISHED_AT_MOST: u32 = 3;
 
 /// Opens the store. Connections are opened when they are first used.
-pub(super) fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, OpenError> {
+pub(super) fn open(config: &StoreConfig, metrics: &Arc<Metrics>, renewals: &Renewals) -> Result<BackEnd, OpenError> {
     let Backend::Redis(server) = &config.backend else {
         return Err(OpenError::new("store.url does not name a Redis server"));
     };
-    let watched =
-        Watched { allow_eviction: config.allow_eviction, acknowledged: server.acknowledged, in_doubt: Arc::default() };
-    let topology = Topology::new(server, config.timeout, watched.clone())?;
+    let watched = Watched {
+        allow_eviction: config.allow_eviction,
+        acknowledged: server.acknowledged,
+        patience: config.timeout,
+        in_doubt: Arc::default(),
+    };
+    let topology = Topology::new(server, config.timeout, watched.clone(), renewals)?;
     let shared = Arc::new(Shared {
         keys: Keys::new(&config.prefix),
         scripts: Scripts::new(topology.is_cluster()),
@@ -85,7 +90,7 @@ pub(super) fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opene
         metrics: Arc::clone(metrics),
     });
     let store = Arc::new(RedisStore::new(Arc::clone(&shared)));
-    Ok(Opened { store, background: Box::pin(background(shared)) })
+    Ok(BackEnd { store, background: Box::pin(background(shared)) })
 }
 
 /// What all handles of the process share.

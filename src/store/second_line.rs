@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::report::{Report, SECOND, Weight};
-use super::{Answer, NotReady, Opened, Page, Query, Store, StoreError, Watch};
+use super::{Answer, BackEnd, NotReady, Page, Query, Store, StoreError, Watch};
 use crate::record::{
     Claim, ClaimReply, CompleteReply, DoubtReply, Finding, ForgetReply, Imprint, Likeness, LookReply, Reason, Record,
     RecordId, ReleaseReply, RenewReply, ResolveReply, Response, State, Taken, Token,
@@ -24,13 +24,13 @@ mod tests;
 const FIRST_ALONE: &str = "first:";
 
 /// The two as one store.
-pub(super) fn behind(first: Opened, second: Opened) -> Opened {
+pub(super) fn behind(first: BackEnd, second: BackEnd) -> BackEnd {
     let store = Arc::new(SecondLine { first: first.store, second: second.store });
     let (one, two) = (first.background, second.background);
     let background = Box::pin(async move {
         tokio::join!(one, two);
     });
-    Opened { store, background }
+    BackEnd { store, background }
 }
 
 struct SecondLine {

@@ -12,6 +12,7 @@ use onceproxy::metrics::Metrics;
 use onceproxy::record::{Claim, Fingerprint, OnUnknown, Reason, RecordId, State, Token};
 use onceproxy::shutdown::{Ready, Signal};
 use onceproxy::store::preflight::Standing;
+use onceproxy::store::ways::Ways;
 use onceproxy::store::{self, Store};
 
 use crate::support::tls::Authority;
@@ -43,6 +44,7 @@ async fn operated() -> Operated {
     let state = AdminState {
         store: Arc::clone(&opened.store),
         tried: Standing::passed(),
+        ways: Ways::default(),
         metrics,
         ready: ready.clone(),
         settings: Arc::new(ArcSwap::from_pointee(admin::Settings {

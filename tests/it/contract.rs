@@ -226,7 +226,7 @@ pub(crate) fn config(backend: Backend) -> StoreConfig {
 /// Opens a store and runs its background work on this runtime.
 pub(crate) fn open(backend: Backend) -> (Arc<dyn Store>, Arc<Metrics>) {
     let metrics = Metrics::new();
-    let Opened { store, background } = onceproxy::store::open(&config(backend), &metrics).unwrap();
+    let Opened { store, background, .. } = onceproxy::store::open(&config(backend), &metrics).unwrap();
     tokio::spawn(background);
     (store, metrics)
 }

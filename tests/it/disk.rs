@@ -28,7 +28,7 @@ impl Disk {
     fn open(dir: &Path) -> Disk {
         let metrics = Metrics::new();
         let config = contract::config(Backend::Disk { dir: dir.to_owned() });
-        let Opened { store, background } = onceproxy::store::open(&config, &metrics).unwrap();
+        let Opened { store, background, .. } = onceproxy::store::open(&config, &metrics).unwrap();
         Disk { store, metrics, background: tokio::spawn(background) }
     }
 

@@ -36,7 +36,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("upstream", &["config", "metrics", "reach", "trust"]),
     ("reach", &["seldom"]),
     ("admin", &["config", "fields", "pulse", "record", "store", "metrics", "telemetry", "shutdown"]),
-    ("store", &["alarm", "record", "config::store", "metrics", "reach", "trust"]),
+    ("store", &["alarm", "chain", "record", "config::store", "config::Content", "metrics", "reach", "seldom", "trust"]),
     ("record", &[]),
     ("config", &[]),
     ("metrics", &[]),

@@ -48,6 +48,7 @@ mod limits;
 mod newcomers;
 mod outcomes;
 mod overload;
+mod readiness;
 mod reload;
 mod senders;
 mod store_faults;

@@ -35,7 +35,7 @@ struct Process {
 impl Process {
     fn open(config: &StoreConfig) -> Process {
         let metrics = Metrics::new();
-        let Opened { store, background } = onceproxy::store::open(config, &metrics).unwrap();
+        let Opened { store, background, .. } = onceproxy::store::open(config, &metrics).unwrap();
         Process { store, metrics, background: tokio::spawn(background) }
     }
 

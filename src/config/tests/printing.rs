@@ -26,7 +26,7 @@ proptest! {
         let encoded: String = password.bytes().map(|byte| format!("%{byte:02x}")).collect();
         let Ok(Backend::Redis(redis)) = store_url::parse(&format!("redis://:{encoded}@h")) else { panic!("refused") };
         let read = redis.password.unwrap();
-        prop_assert_eq!(read.expose_secret(), password.as_str());
+        prop_assert_eq!(read.given().unwrap().expose_secret(), password.as_str());
     }
 
     #[test]
@@ -60,7 +60,7 @@ fn secrets_are_read_and_never_printed() {
     let store::Topology::One(place) = &redis.topology else { panic!("not one server") };
     assert_eq!((place.host.as_str(), place.port, redis.db), ("::1", 7000, 3));
     assert_eq!(redis.username.as_deref(), Some("us er"));
-    assert_eq!(redis.password.as_ref().unwrap().expose_secret(), "s3cr3t/pass");
+    assert_eq!(redis.password.as_ref().and_then(|password| password.given()).unwrap().expose_secret(), "s3cr3t/pass");
     let printed = effective(&loaded.config);
     assert!(printed.contains("token = \"***\""), "{printed}");
     assert!(printed.contains("url = \"rediss://us%20er:***@[::1]:7000/3\""), "{printed}");
@@ -77,7 +77,7 @@ fn a_unix_socket_of_redis_has_its_login_behind_it() {
     let store::Topology::Socket(path) = &redis.topology else { panic!("not a socket") };
     assert_eq!((path.to_str(), redis.db), (Some("/run/re dis.sock"), 3));
     assert_eq!(redis.username.as_deref(), Some("us&er"));
-    assert_eq!(redis.password.as_ref().unwrap().expose_secret(), "s3cr3t&?/");
+    assert_eq!(redis.password.as_ref().and_then(|password| password.given()).unwrap().expose_secret(), "s3cr3t&?/");
     let printed = effective(&loaded.config);
     assert!(printed.contains("url = \"redis+unix:///run/re%20dis.sock?db=3&user=us%26er&pass=***\""), "{printed}");
     assert!(!format!("{loaded:?}").contains("s3cr3t"));

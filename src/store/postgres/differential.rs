@@ -14,6 +14,7 @@ use crate::store::redis::differential::{Answered, Model, Operation, expect, find
 #[allow(dead_code, reason = "integration tests use the rest of it")]
 mod postgres_server;
 
+use crate::store::kept::Renewals;
 use postgres_server::{ADMIN, DATABASE, PostgresServer};
 
 const PREFIX: &str = "differential";
@@ -45,9 +46,9 @@ impl Bench {
         let timeout = Duration::from_secs(20);
         let shared = Arc::new(Shared {
             statements: Statements::with_clock(PREFIX, timeout.as_millis(), CLOCK),
-            endpoint: Arc::new(Endpoint::new(&config, timeout, "store").unwrap()),
+            endpoint: Arc::new(Endpoint::new(&config, timeout, "store", &Renewals::default()).unwrap()),
             timeout,
-            health: Health::new(),
+            health: Health::new(Duration::from_secs(1)),
             waiting: Waiting::default(),
             metrics: Metrics::new(),
         });

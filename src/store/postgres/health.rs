@@ -4,12 +4,12 @@
 //! a name can come to lead to another server.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::Shared;
@@ -24,12 +24,20 @@ const CHECK_EVERY_WHILE_DOWN: Duration = Duration::from_millis(500);
 
 /// What was last seen of the server.
 pub(super) struct Health {
+    /// How long it may be away before that counts against readiness: for so long an operation waits for it.
+    patience: Duration,
     is_reachable: AtomicBool,
-    last_failure: Mutex<String>,
+    away: Mutex<Option<Away>>,
     standing: ArcSwap<Standing>,
     is_direct: AtomicBool,
     // Tells the one who watches the server that an operation found it gone.
     in_doubt: Notify,
+}
+
+/// That the server does not answer.
+struct Away {
+    since: Instant,
+    last_failure: String,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,21 +52,23 @@ enum Standing {
 
 impl Health {
     /// Nothing was seen yet.
-    pub(super) fn new() -> Health {
+    pub(super) fn new(patience: Duration) -> Health {
         Health {
+            patience,
             is_reachable: AtomicBool::new(true),
-            last_failure: Mutex::default(),
+            away: Mutex::default(),
             standing: ArcSwap::from_pointee(Standing::Unchecked),
             is_direct: AtomicBool::new(false),
             in_doubt: Notify::new(),
         }
     }
 
-    /// See [`crate::store::Store::ready`].
+    /// See [`crate::store::Store::ready`]. A server that was away for no longer than an operation waits for it is ready.
     pub(super) fn ready(&self) -> Result<(), NotReady> {
-        if !self.is_reachable() {
-            let last = self.last_failure.lock().unwrap_or_else(PoisonError::into_inner);
-            return Err(NotReady::ForNow(last.clone()));
+        if let Some(away) = &*self.away()
+            && away.since.elapsed() >= self.patience
+        {
+            return Err(NotReady::ForNow(away.last_failure.clone()));
         }
         match &**self.standing.load() {
             Standing::Fit => Ok(()),
@@ -81,7 +91,9 @@ impl Health {
     pub(super) fn failed(&self, error: &StoreError) {
         match error.kind {
             StoreErrorKind::Unreachable | StoreErrorKind::TimedOut => {
-                *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.message.clone();
+                let mut away = self.away();
+                let since = away.as_ref().map_or_else(Instant::now, |away| away.since);
+                *away = Some(Away { since, last_failure: error.message.clone() });
                 self.is_reachable.store(false, Ordering::Release);
                 self.in_doubt.notify_one();
             }
@@ -95,13 +107,22 @@ impl Health {
         self.is_direct.store(facts.is_direct(), Ordering::Release);
         let broken = facts.report().broken();
         self.standing.store(Arc::new(broken.map_or(Standing::Fit, Standing::Unfit)));
-        self.is_reachable.store(true, Ordering::Release);
+        self.answered();
     }
 
     /// Remembers that the server is there but lets nobody in.
     fn refused(&self, error: &StoreError) {
         self.standing.store(Arc::new(Standing::Unfit(error.message.clone())));
+        self.answered();
+    }
+
+    fn answered(&self) {
+        *self.away() = None;
         self.is_reachable.store(true, Ordering::Release);
+    }
+
+    fn away(&self) -> MutexGuard<'_, Option<Away>> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -7,6 +7,7 @@ use super::facts::{self, Facts};
 use super::link::{Endpoint, Link, Unconnected};
 use super::statements::Statements;
 use crate::config::store::Postgres;
+use crate::store::kept::Renewals;
 use crate::store::{InitError, OpenError};
 
 /// The version of the schema that this program makes and uses.
@@ -75,7 +76,7 @@ impl Fit {
 
 /// Makes the schema where it is missing, and says what was done, line by line.
 pub(in crate::store) async fn init(config: &Postgres, prefix: &str, section: &str) -> Result<Vec<String>, InitError> {
-    let endpoint = Endpoint::new(config, PATIENCE, section)?;
+    let endpoint = Endpoint::new(config, PATIENCE, section, &Renewals::default())?;
     let statements = Statements::new(prefix, PATIENCE.as_millis());
     let link = Link::new(std::sync::Arc::new(endpoint));
     let limits = Limits::new(PATIENCE).impatient();

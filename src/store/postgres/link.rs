@@ -21,6 +21,7 @@ use super::tls::Tls;
 use crate::config::store::Postgres;
 use crate::reach::{self, Patience};
 use crate::store::OpenError;
+use crate::store::kept::{self, Kept, Renewals};
 use crate::store::link::Peer;
 
 const KEEPALIVE: Duration = Duration::from_secs(10);
@@ -33,13 +34,33 @@ pub(super) struct Endpoint {
     port: u16,
     /// Where the host is a folder.
     socket: Option<PathBuf>,
-    login: Config,
+    entry: Arc<Kept<Entry>>,
     /// Asked for at login: bounds on the server's side, and a mark by which a direct connection is known.
     options: String,
-    tls: Option<Tls>,
     user_timeout: Duration,
     /// A pooler was met, which takes no options.
     takes_no_options: AtomicBool,
+}
+
+/// What a connection needs of what is in files.
+struct Entry {
+    login: Config,
+    tls: Option<Tls>,
+}
+
+impl Entry {
+    /// Reads the files. `section` is named in errors.
+    fn read(config: &Postgres, section: &str) -> Result<Entry, OpenError> {
+        let tls = Tls::new(config, section)?;
+        let mut login = Config::new();
+        login.user(&config.user).dbname(&config.database).application_name("onceproxy");
+        login.ssl_mode(if tls.is_some() { DriverSslMode::Require } else { DriverSslMode::Disable });
+        if let Some(password) = &config.password {
+            let password = kept::password(password, &format!("{section}.password_file"))?;
+            login.password(password.expose_secret());
+        }
+        Ok(Entry { login, tls })
+    }
 }
 
 /// Why there is no connection.
@@ -52,15 +73,15 @@ pub(super) enum Unconnected {
 }
 
 impl Endpoint {
-    /// Reads the certificate files, which is what can be wrong for good. `section` is named in errors.
-    pub(super) fn new(config: &Postgres, timeout: Duration, section: &str) -> Result<Endpoint, OpenError> {
-        let tls = Tls::new(config, section)?;
-        let mut login = Config::new();
-        login.user(&config.user).dbname(&config.database).application_name("onceproxy");
-        login.ssl_mode(if tls.is_some() { DriverSslMode::Require } else { DriverSslMode::Disable });
-        if let Some(password) = &config.password {
-            login.password(password.expose_secret());
-        }
+    /// Reads the files, which is what can be wrong for good. `section` is named in errors.
+    pub(super) fn new(
+        config: &Postgres,
+        timeout: Duration,
+        section: &str,
+        renewals: &Renewals,
+    ) -> Result<Endpoint, OpenError> {
+        let (settings, named) = (config.clone(), section.to_owned());
+        let entry = Kept::new(renewals, section, config.files(), move || Entry::read(&settings, &named))?;
         let ms = timeout.as_millis().max(1);
         let options = format!("-c statement_timeout={ms} -c lock_timeout={ms} -c onceproxy.direct=yes");
         let user_timeout = (timeout * 2).max(LEAST_USER_TIMEOUT);
@@ -69,9 +90,8 @@ impl Endpoint {
             host: config.host.clone(),
             port: config.port,
             socket: config.socket(),
-            login,
+            entry,
             options,
-            tls,
             user_timeout,
             takes_no_options,
         })
@@ -94,26 +114,32 @@ impl Endpoint {
 
     /// A connection, logged in. Notifications that it hears go to `heard`, which is dropped at its end.
     pub(super) async fn connect(&self, heard: Option<UnboundedSender<String>>) -> Result<Connection, Unconnected> {
+        let Entry { login, tls } = &*self.entry.fresh().await;
         if !self.takes_no_options.load(Ordering::Relaxed) {
-            let mut login = self.login.clone();
+            let mut login = login.clone();
             login.options(&self.options);
-            match self.log_in(&login, heard.clone()).await {
+            match self.log_in(&login, tls.as_ref(), heard.clone()).await {
                 Err(Unconnected::Driver(error)) if is_about_options(&error) => {
                     self.takes_no_options.store(true, Ordering::Relaxed);
                 }
                 connected => return connected,
             }
         }
-        self.log_in(&self.login, heard).await
+        self.log_in(login, tls.as_ref(), heard).await
     }
 
-    async fn log_in(&self, login: &Config, heard: Option<UnboundedSender<String>>) -> Result<Connection, Unconnected> {
+    async fn log_in(
+        &self,
+        login: &Config,
+        tls: Option<&Tls>,
+        heard: Option<UnboundedSender<String>>,
+    ) -> Result<Connection, Unconnected> {
         let away = |e| Unconnected::Io(Arc::new(e));
         if let Some(path) = &self.socket {
             return begin(login, UnixStream::connect(path).await.map_err(away)?, NoTls, heard).await;
         }
         let tcp = self.tcp().await.map_err(away)?;
-        match &self.tls {
+        match tls {
             None => begin(login, tcp, NoTls, heard).await,
             Some(tls) => begin(login, tcp, tls.clone(), heard).await,
         }

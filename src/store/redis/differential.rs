@@ -19,6 +19,7 @@ use crate::record::{self, Slot, State, Timestamp};
 #[path = "../../../tests/it/redis_server.rs"]
 mod redis_server;
 
+use crate::store::kept::Renewals;
 use redis_server::RedisServer;
 
 const CLOCK: &str = "local now = tonumber(redis.call('GET', 'clock'))\n";
@@ -216,12 +217,13 @@ impl Bench {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let server = RedisServer::start(&[]);
         let redis = Redis::new(config::Topology::One(config::Place { host: "127.0.0.1".into(), port: server.port() }));
-        let watched = Watched { allow_eviction: false, acknowledged: None, in_doubt: Arc::default() };
+        let watched =
+            Watched { allow_eviction: false, acknowledged: None, patience: Duration::ZERO, in_doubt: Arc::default() };
         let timeout = Duration::from_secs(10);
         let shared = Arc::new(Shared {
             keys: Keys::new("once"),
             scripts: Scripts::with_clock(CLOCK),
-            topology: Topology::new(&redis, timeout, watched.clone()).unwrap(),
+            topology: Topology::new(&redis, timeout, watched.clone(), &Renewals::default()).unwrap(),
             timeout,
             watched,
             subscriptions: Subscriptions::new(),

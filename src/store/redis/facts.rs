@@ -339,7 +339,7 @@ mod tests {
     use crate::store::report::Weight;
 
     fn watched(allow_eviction: bool, acknowledged: Option<Acknowledged>) -> Watched {
-        Watched { allow_eviction, acknowledged, in_doubt: Arc::default() }
+        Watched { allow_eviction, acknowledged, patience: std::time::Duration::ZERO, in_doubt: Arc::default() }
     }
 
     fn facts(version: &str, policy: Option<&str>) -> Facts {

@@ -5,12 +5,12 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::sync::Notify;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 use tracing::{info, warn};
 
 use super::Shared;
@@ -35,6 +35,8 @@ pub(super) struct Watched {
     pub(super) allow_eviction: bool,
     /// What a claim waits for.
     pub(super) acknowledged: Option<Acknowledged>,
+    /// How long a server may be away before that counts against readiness: for so long an operation waits for it.
+    pub(super) patience: Duration,
     /// Tells the one who watches the servers that an operation found one gone.
     pub(super) in_doubt: Arc<Notify>,
 }
@@ -43,8 +45,14 @@ pub(super) struct Watched {
 pub(super) struct Condition {
     watched: Watched,
     is_reachable: AtomicBool,
-    last_failure: Mutex<String>,
+    away: Mutex<Option<Away>>,
     standing: ArcSwap<Standing>,
+}
+
+/// That a server does not answer.
+struct Away {
+    since: Instant,
+    last_failure: String,
 }
 
 /// Whether a server may hold claims.
@@ -68,15 +76,17 @@ impl Condition {
         Condition {
             watched,
             is_reachable: AtomicBool::new(true),
-            last_failure: Mutex::default(),
+            away: Mutex::default(),
             standing: ArcSwap::from_pointee(Standing::Unchecked),
         }
     }
 
-    /// Whether it serves, as last seen.
+    /// Whether it serves, as last seen. One that was away for no longer than an operation waits for it serves.
     pub(super) fn ready(&self) -> Result<(), String> {
-        if !self.is_reachable() {
-            return Err(self.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone());
+        if let Some(away) = &*self.away()
+            && away.since.elapsed() >= self.watched.patience
+        {
+            return Err(away.last_failure.clone());
         }
         match &**self.standing.load() {
             Standing::Fit => Ok(()),
@@ -112,7 +122,9 @@ impl Condition {
     /// Remembers that an operation failed, if that says something about the server.
     pub(super) fn failed(&self, error: &StoreError) {
         if matches!(error.kind, StoreErrorKind::Unreachable | StoreErrorKind::TimedOut) {
-            *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = error.message.clone();
+            let mut away = self.away();
+            let since = away.as_ref().map_or_else(Instant::now, |away| away.since);
+            *away = Some(Away { since, last_failure: error.message.clone() });
             self.is_reachable.store(false, Ordering::Release);
             self.watched.in_doubt.notify_one();
         }
@@ -121,12 +133,21 @@ impl Condition {
     /// Remembers that the server is there but lets nobody in.
     fn refused(&self, error: &StoreError) {
         self.standing.store(Arc::new(Standing::Unfit(error.message.clone())));
-        self.is_reachable.store(true, Ordering::Release);
+        self.answered();
     }
 
     fn saw(&self, facts: &Facts) {
         self.standing.store(Arc::new(facts.standing(&self.watched)));
+        self.answered();
+    }
+
+    fn answered(&self) {
+        *self.away() = None;
         self.is_reachable.store(true, Ordering::Release);
+    }
+
+    fn away(&self) -> MutexGuard<'_, Option<Away>> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

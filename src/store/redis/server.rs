@@ -3,7 +3,7 @@
 //! Which servers there are, and which of them an operation goes to, is `topology`'s affair.
 
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
@@ -11,7 +11,7 @@ use std::time::Duration;
 use redis::aio::MultiplexedConnection;
 use redis::{AsyncConnectionConfig, ErrorKind, ProtocolVersion, PushInfo, RedisConnectionInfo, RedisError, Value};
 use rustls::pki_types::ServerName;
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::ExposeSecret;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::mpsc::UnboundedSender;
@@ -21,9 +21,10 @@ use tokio_rustls::TlsConnector;
 use super::health::{Condition, Watched};
 use super::link::Connection;
 use super::tls;
-use crate::config::store::{Place, Redis, Sentinels};
+use crate::config::store::{Password, Place, Redis, RedisTls, Sentinels};
 use crate::reach::{self, Patience};
 use crate::store::OpenError;
+use crate::store::kept::{self, Kept, Renewals};
 
 // Callers beyond this many wait for the writer to take theirs; they do not fail.
 const QUEUE: usize = 4096;
@@ -34,41 +35,90 @@ const LEAST_USER_TIMEOUT: Duration = Duration::from_secs(2);
 /// How to get into the servers of a store; the same for all of them.
 #[derive(Clone)]
 pub(super) struct Access {
-    tls: Option<TlsConnector>,
-    login: RedisConnectionInfo,
+    entry: Arc<Kept<Entry>>,
+    /// The TLS of the settings.
+    tls: Option<RedisTls>,
+    renewals: Renewals,
     user_timeout: Duration,
     watched: Watched,
 }
 
 impl Access {
-    /// Reads the certificate files.
-    pub(super) fn new(config: &Redis, timeout: Duration, watched: Watched) -> Result<Access, OpenError> {
-        let login = login(config.username.as_deref(), config.password.as_ref()).set_db(config.db);
-        let tls = config.tls.as_ref().map(tls::connector).transpose()?;
-        Ok(Access { tls, login, watched, user_timeout: (timeout * 2).max(LEAST_USER_TIMEOUT) })
+    /// Reads the files.
+    pub(super) fn new(
+        config: &Redis,
+        timeout: Duration,
+        watched: Watched,
+        renewals: Renewals,
+    ) -> Result<Access, OpenError> {
+        let login = Login {
+            username: config.username.clone(),
+            password: config.password.clone(),
+            db: config.db,
+            setting: "store.password_file",
+        };
+        let entry = Entry::kept(&renewals, login, config.tls.clone())?;
+        let user_timeout = (timeout * 2).max(LEAST_USER_TIMEOUT);
+        Ok(Access { entry, tls: config.tls.clone(), renewals, watched, user_timeout })
     }
 
     /// The same way to the sentinels, who have users and passwords of their own.
-    pub(super) fn to_sentinels(&self, config: &Sentinels) -> Access {
-        Access { login: login(config.username.as_deref(), config.password.as_ref()), ..self.clone() }
+    pub(super) fn to_sentinels(&self, config: &Sentinels) -> Result<Access, OpenError> {
+        let login = Login {
+            username: config.username.clone(),
+            password: config.password.clone(),
+            db: 0,
+            setting: "store.sentinel_password_file",
+        };
+        Ok(Access { entry: Entry::kept(&self.renewals, login, self.tls.clone())?, ..self.clone() })
     }
 }
 
-fn login(username: Option<&str>, password: Option<&SecretString>) -> RedisConnectionInfo {
-    let mut login = RedisConnectionInfo::default().set_skip_set_lib_name();
-    if let Some(username) = username {
-        login = login.set_username(username);
+/// What the settings say of a login.
+struct Login {
+    username: Option<String>,
+    password: Option<Password>,
+    db: i64,
+    /// Which names the file of the password.
+    setting: &'static str,
+}
+
+/// What a connection needs of what is in files.
+struct Entry {
+    login: RedisConnectionInfo,
+    tls: Option<TlsConnector>,
+}
+
+impl Entry {
+    fn kept(renewals: &Renewals, login: Login, tls: Option<RedisTls>) -> Result<Arc<Kept<Entry>>, OpenError> {
+        let password = login.password.as_ref().and_then(Password::file).map(Path::to_owned);
+        let of_tls: Vec<_> = tls.iter().flat_map(RedisTls::files).map(Path::to_owned).collect();
+        let files: Vec<_> = password.into_iter().chain(of_tls).collect();
+        let make = move || {
+            let tls = tls.as_ref().map(tls::connector).transpose()?;
+            Ok(Entry { login: login.read()?, tls })
+        };
+        Kept::new(renewals, "store", files.iter().map(PathBuf::as_path), make)
     }
-    if let Some(password) = password {
-        login = login.set_password(password.expose_secret());
+}
+
+impl Login {
+    fn read(&self) -> Result<RedisConnectionInfo, OpenError> {
+        let mut login = RedisConnectionInfo::default().set_skip_set_lib_name().set_db(self.db);
+        if let Some(username) = &self.username {
+            login = login.set_username(username);
+        }
+        if let Some(password) = &self.password {
+            login = login.set_password(kept::password(password, self.setting)?.expose_secret());
+        }
+        Ok(login)
     }
-    login
 }
 
 /// How bytes get to a server.
 enum Way {
     Tcp(Place),
-    Tls(Place, TlsConnector, ServerName<'static>),
+    Tls(Place, ServerName<'static>),
     Socket(PathBuf),
 }
 
@@ -88,11 +138,13 @@ pub(super) struct Server {
 impl Server {
     /// A server at this place. Fails if no certificate can carry the host's name.
     pub(super) fn new(place: Place, access: Arc<Access>) -> Result<Server, OpenError> {
-        let Some(connector) = access.tls.clone() else { return Ok(Server::by(Way::Tcp(place), access)) };
+        if access.tls.is_none() {
+            return Ok(Server::by(Way::Tcp(place), access));
+        }
         let name = ServerName::try_from(place.host.clone()).map_err(|e| {
             OpenError::new(format!("store.url: {} is not a name that a certificate can carry", place.host)).because(e)
         })?;
-        Ok(Server::by(Way::Tls(place, connector, name), access))
+        Ok(Server::by(Way::Tls(place, name), access))
     }
 
     /// The server that listens on this socket.
@@ -159,7 +211,8 @@ impl Server {
 
     /// A connection for commands, logged in.
     pub(super) async fn connect(&self) -> Result<Connection, RedisError> {
-        let mut connection = self.connect_with(&self.access.login, plain()).await?;
+        let entry = self.access.entry.fresh().await;
+        let mut connection = self.connect_with(&entry, &entry.login, plain()).await?;
         if self.asks_role {
             check_role(connection.commands.send_packed_command(&redis::cmd("ROLE")).await?.extract_error()?)?;
         }
@@ -168,19 +221,22 @@ impl Server {
 
     /// A connection that hears published messages. They, and the end of the connection, go to `pushes`.
     pub(super) async fn connect_listener(&self, pushes: UnboundedSender<PushInfo>) -> Result<Connection, RedisError> {
-        let login = self.access.login.clone().set_protocol(ProtocolVersion::RESP3);
-        self.connect_with(&login, plain().set_push_sender(pushes)).await
+        let entry = self.access.entry.fresh().await;
+        let login = entry.login.clone().set_protocol(ProtocolVersion::RESP3);
+        self.connect_with(&entry, &login, plain().set_push_sender(pushes)).await
     }
 
     async fn connect_with(
         &self,
+        entry: &Entry,
         login: &RedisConnectionInfo,
         config: AsyncConnectionConfig,
     ) -> Result<Connection, RedisError> {
         let generation = self.generation();
         let (commands, task) = match &self.way {
             Way::Tcp(place) => log_in(login, self.tcp(place).await?, config).await?,
-            Way::Tls(place, connector, name) => {
+            Way::Tls(place, name) => {
+                let connector = entry.tls.as_ref().expect("a server by TLS has its entry by TLS");
                 let stream = connector.connect(name.clone(), self.tcp(place).await?).await?;
                 log_in(login, stream, config).await?
             }

@@ -1,4 +1,4 @@
-//! What TLS to a server is verified with: read once, when the store is opened.
+//! What TLS to a server is verified with, read from the files of the settings.
 
 use std::sync::Arc;
 

@@ -8,6 +8,7 @@ use super::health::Watched;
 use super::keys::SHARDS;
 use super::server::{Access, Server};
 use crate::config::store::{Redis, Topology as Config};
+use crate::store::kept::Renewals;
 use crate::store::{NotReady, OpenError};
 
 /// The servers of a store.
@@ -19,9 +20,14 @@ pub(super) enum Topology {
 }
 
 impl Topology {
-    /// Reads the certificate files; connects to nobody.
-    pub(super) fn new(config: &Redis, timeout: Duration, watched: Watched) -> Result<Topology, OpenError> {
-        let access = Access::new(config, timeout, watched)?;
+    /// Reads the files; connects to nobody.
+    pub(super) fn new(
+        config: &Redis,
+        timeout: Duration,
+        watched: Watched,
+        renewals: &Renewals,
+    ) -> Result<Topology, OpenError> {
+        let access = Access::new(config, timeout, watched, renewals.clone())?;
         Ok(match &config.topology {
             Config::One(place) => Topology::One(Arc::new(Server::new(place.clone(), Arc::new(access))?)),
             Config::Socket(path) => Topology::One(Arc::new(Server::at_socket(path.clone(), Arc::new(access)))),

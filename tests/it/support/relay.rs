@@ -38,6 +38,8 @@ struct State {
     lose_next: Option<(Vec<u8>, Loss)>,
     lost: usize,
     let_go: Gate,
+    /// How many more connections are let through.
+    places: Option<usize>,
 }
 
 /// Relays have a thread of their own: a test that waits for a server must not hold up what other servers say to each other.
@@ -67,8 +69,13 @@ impl Relay {
     /// Relays to several servers, which are slow, lose and hang as one.
     pub(crate) fn before_each(targets: impl IntoIterator<Item = SocketAddr>) -> Relay {
         let _entered = RUNTIME.enter();
-        let state =
-            Arc::new(Mutex::new(State { delay: Duration::ZERO, lose_next: None, lost: 0, let_go: Gate::new() }));
+        let state = Arc::new(Mutex::new(State {
+            delay: Duration::ZERO,
+            lose_next: None,
+            lost: 0,
+            let_go: Gate::new(),
+            places: None,
+        }));
         let mode = watch::Sender::new(Mode::Pass);
         let (mut addresses, mut tasks) = (Vec::new(), tokio::task::JoinSet::new());
         for target in targets {
@@ -122,8 +129,19 @@ impl Relay {
         self.mode.send_replace(Mode::Refuse);
     }
 
+    /// Breaks every connection off, and lets no more than so many new ones through until it is mended: all others are
+    /// closed at once.
+    pub(crate) async fn admit(&self, places: usize) {
+        self.cut();
+        let none = async || (self.mode.receiver_count() == 0).then_some(());
+        eventually("all connections to be broken off", none).await;
+        self.state.lock().unwrap().places = Some(places);
+        self.mode.send_replace(Mode::Pass);
+    }
+
     /// Passes everything again.
     pub(crate) fn mend(&self) {
+        self.state.lock().unwrap().places = None;
         self.mode.send_replace(Mode::Pass);
     }
 }
@@ -131,6 +149,11 @@ impl Relay {
 async fn accept(listener: TcpListener, target: SocketAddr, mode: watch::Sender<Mode>, state: Arc<Mutex<State>>) {
     let mut connections = tokio::task::JoinSet::new();
     while let Ok((client, _)) = listener.accept().await {
+        match &mut state.lock().unwrap().places {
+            Some(0) => continue,
+            Some(places) => *places -= 1,
+            None => {}
+        }
         let (mode, state) = (mode.subscribe(), state.clone());
         connections.spawn(async move {
             let mut refused = mode.clone();

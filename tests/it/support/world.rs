@@ -120,6 +120,7 @@ pub(crate) struct Builder {
     pooled: bool,
     cold: bool,
     upstream_closed: bool,
+    at: Option<String>,
     redis: &'static [&'static str],
 }
 
@@ -133,6 +134,12 @@ impl Builder {
     /// Settings of `[store]`.
     pub(crate) fn store(mut self, lines: &str) -> Builder {
         self.store_lines.set(lines);
+        self
+    }
+
+    /// With a store of the test's own, under this URL; the world's is a memory store then.
+    pub(crate) fn store_at(mut self, url: String) -> Builder {
+        self.at = Some(url);
         self
     }
 
@@ -277,6 +284,9 @@ impl Builder {
         if secured.is_some() {
             url = url.replacen("redis", "rediss", 1).replacen("://", &format!("://{USER}:{PASSWORD}@"), 1);
         }
+        if let Some(at) = &self.at {
+            url.clone_from(at);
+        }
         let mut world = World {
             proxies: Vec::new(),
             relay,
@@ -367,6 +377,7 @@ impl World {
             pooled: false,
             cold: false,
             upstream_closed: false,
+            at: None,
             redis: &[],
         };
         builder

@@ -60,7 +60,7 @@ pub(super) struct Process {
 impl Process {
     pub(super) fn open(config: &StoreConfig) -> Process {
         let metrics = Metrics::new();
-        let Opened { store, background } = onceproxy::store::open(config, &metrics).unwrap();
+        let Opened { store, background, .. } = onceproxy::store::open(config, &metrics).unwrap();
         Process { store, metrics, background: tokio::spawn(background) }
     }
 

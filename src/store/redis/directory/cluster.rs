@@ -124,6 +124,7 @@ mod tests {
 
     use super::*;
     use crate::config::store::{Redis, Topology};
+    use crate::store::kept::Renewals;
     use crate::store::redis::health::Watched;
 
     fn bulk(text: &str) -> Value {
@@ -132,9 +133,10 @@ mod tests {
 
     fn server() -> Server {
         let place = Place { host: "seed".into(), port: 7000 };
-        let watched = Watched { allow_eviction: false, acknowledged: None, in_doubt: Arc::default() };
+        let watched =
+            Watched { allow_eviction: false, acknowledged: None, patience: Duration::ZERO, in_doubt: Arc::default() };
         let config = Redis::new(Topology::Cluster(vec![place.clone()]));
-        let access = Access::new(&config, Duration::from_secs(1), watched).unwrap();
+        let access = Access::new(&config, Duration::from_secs(1), watched, Renewals::default()).unwrap();
         Server::new(place, Arc::new(access)).unwrap()
     }
 

@@ -23,7 +23,7 @@ pub(super) struct Guide {
 impl Guide {
     /// Connects to nobody yet.
     pub(super) fn new(config: &Sentinels, access: &Access) -> Result<Guide, OpenError> {
-        let access = Arc::new(access.to_sentinels(config));
+        let access = Arc::new(access.to_sentinels(config)?);
         let link = |place: &Place| Ok(Arc::new(Link::new(Arc::new(Server::new(place.clone(), Arc::clone(&access))?))));
         let links = config.places.iter().map(link).collect::<Result<_, OpenError>>()?;
         Ok(Guide { master: config.master.clone(), links })
