@@ -353,6 +353,8 @@ pub struct Upstream {
     pub http2: bool,
     /// When a connection of HTTP/2 is asked whether the upstream is there.
     pub pings: Pings,
+    /// How often its name is asked for again.
+    pub dns_refresh: DnsRefresh,
     /// A file of PEM certificates to trust instead of the system's. Only with TLS.
     pub ca_file: Option<PathBuf>,
     /// The certificate to show and its key, files of PEM. Only with TLS.
@@ -362,6 +364,16 @@ pub struct Upstream {
     /// Set where requests name the host: what may be reached. The host is empty then, and port 0 stands for the one that
     /// the request names; [`Upstream::at`] fills both in.
     pub egress: Option<Arc<Egress>>,
+}
+
+/// How often the name of an upstream is asked for again while requests go there. Default 30 s.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DnsRefresh(pub Duration);
+
+impl Default for DnsRefresh {
+    fn default() -> DnsRefresh {
+        DnsRefresh(Duration::from_secs(30))
+    }
 }
 
 /// When an HTTP/2 connection to an upstream is pinged.

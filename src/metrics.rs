@@ -18,7 +18,7 @@ mod spread;
 pub use handles::{
     AuthorizeMetrics, ListenerMetrics, RouteMetrics, SignatureMetrics, SpanMetrics, StoreOperationMetrics,
 };
-pub use labels::{Authorized, Forgery, Reload, RequestResult};
+pub use labels::{Authorized, Forgery, KEY_HEADERS, OTHER_KEY_HEADER, Reload, RequestResult};
 use labels::{
     AuthorizedLabels, ForgeryLabels, OperationKindLabels, OperationLabel, ReloadLabel, RouteHeaderLabels, RouteLabel,
     RouteResultLabels, SpanResultLabel, StateLabel, VersionLabel,
@@ -237,6 +237,46 @@ impl Metrics {
         }
     }
 
+    /// Takes the series of a route that is gone out of the exposition. Handles that are left go on counting, and are not
+    /// shown.
+    pub fn forget_route(&self, name: &str) {
+        let label = RouteLabel { route: name.to_owned() };
+        for result in RequestResult::ALL {
+            let labels = RouteResultLabels { route: name.to_owned(), result };
+            self.requests.remove(&labels);
+            self.request_seconds.remove(&labels);
+        }
+        self.upstream_sends.remove(&label);
+        for counters in [
+            &self.upstream_resends,
+            &self.late_answers,
+            &self.stale_claims,
+            &self.rewritten_claims,
+            &self.lost_writes,
+            &self.policy_changed,
+            &self.new_key_same_request,
+            &self.same_request_new_scope,
+            &self.underscore_fields,
+        ] {
+            counters.remove(&label);
+        }
+        for histograms in [&self.upstream_seconds, &self.lease_used, &self.authorize_seconds] {
+            histograms.remove(&label);
+        }
+        for gauges in [&self.in_flight, &self.waiting] {
+            gauges.remove(&label);
+        }
+        for header in KEY_HEADERS.into_iter().chain([OTHER_KEY_HEADER]) {
+            self.unprotected_keys.remove(&RouteHeaderLabels { route: name.to_owned(), header });
+        }
+        for answer in Authorized::ALL {
+            self.authorize.remove(&AuthorizedLabels { route: name.to_owned(), answer });
+        }
+        for why in Forgery::ALL {
+            self.signatures_rejected.remove(&ForgeryLabels { route: name.to_owned(), why });
+        }
+    }
+
     /// What is counted of the questions to the authorizer of one route.
     pub fn authorizer(&self, route: &str) -> AuthorizeMetrics {
         let of = |answer| AuthorizedLabels { route: route.to_owned(), answer };
@@ -320,6 +360,29 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+
+    #[test]
+    fn a_route_that_is_gone_leaves_nothing_behind() {
+        let metrics = Metrics::new();
+        for name in ["gone", "gone-too", "stays"] {
+            let route = metrics.route(name);
+            RequestResult::ALL.into_iter().for_each(|result| route.answered(result, Duration::from_millis(3)));
+            route.unprotected_key(KEY_HEADERS[1]);
+            route.unprotected_key(OTHER_KEY_HEADER);
+            metrics.authorizer(name);
+            metrics.signatures(name);
+        }
+        let of = |name: &str| {
+            let (exposition, _) = metrics.expose();
+            exposition.matches(&format!("route=\"{name}\"")).count()
+        };
+        let all = of("stays");
+        assert_eq!(of("gone"), all);
+        metrics.forget_route("gone");
+        assert_eq!((of("gone"), of("gone-too"), of("stays")), (0, all, all));
+        metrics.forget_route("never there");
+        assert!(metrics.route("gone").requests[0].get() == 0 && of("gone") > 0, "it may come back");
+    }
 
     #[test]
     fn exposes_the_documented_names() {

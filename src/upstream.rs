@@ -15,6 +15,7 @@ mod connect;
 mod connection;
 mod frames;
 mod idle;
+mod moves;
 mod streams;
 mod switch;
 mod through;
@@ -92,9 +93,9 @@ impl Pool {
     fn of(dialer: Arc<Dialer>, idle_timeout: Duration, sends: Count) -> Pool {
         let is_http2 = dialer.upstream().http2;
         let shared = || {
-            let sessions = is_http2.then(|| Sessions::new(idle_timeout, dialer.upstream().pings));
-            let (dialer, sends) = (dialer.clone(), sends.clone());
-            Arc::new(Shared { dialer, idle: IdleList::new(idle_timeout), sessions, sends })
+            let (dialer, sends, moves) = (dialer.clone(), sends.clone(), dialer.moves());
+            let sessions = is_http2.then(|| Sessions::new(idle_timeout, dialer.upstream().pings, moves.clone()));
+            Arc::new(Shared { dialer, idle: IdleList::new(idle_timeout, moves.clone()), sessions, sends })
         };
         let one = shared();
         Pool { plain: if is_http2 { shared() } else { one.clone() }, shared: one }

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use arc_swap::ArcSwap;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio::time::{MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval};
 
 use super::{RunError, system};
 use crate::admin;
@@ -28,6 +28,9 @@ use crate::telemetry::LevelHandle;
 /// How often the files are looked at. A change counts once two looks have seen the same, so that a file that is still
 /// being written is left alone.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+
+/// How long the metrics show a route that is not in the settings any more.
+const SERIES_STAY: Duration = Duration::from_secs(60 * 60);
 
 /// Why settings were not taken.
 #[derive(Debug, thiserror::Error)]
@@ -51,7 +54,29 @@ pub(super) struct Reloader {
     of_store: Renewals,
     watched: Option<Watched>,
     of_routes: Watched,
+    departed: Departed,
     hangups: Signal,
+}
+
+/// Routes that are not in the settings any more, and since when. Their series stay in the metrics for a while: whoever
+/// looks for what happened before the change finds them.
+#[derive(Default)]
+struct Departed(HashMap<String, Instant>);
+
+impl Departed {
+    /// Notes a change of the settings.
+    fn note(&mut self, before: &Config, after: &Config) {
+        let now = Instant::now();
+        self.0.extend(before.routes.iter().map(|route| (route.name.to_string(), now)));
+        for route in &after.routes {
+            self.0.remove(&*route.name);
+        }
+    }
+
+    /// Those that have been gone for long enough; once.
+    fn due(&mut self) -> impl Iterator<Item = String> {
+        self.0.extract_if(|_, since| since.elapsed() >= SERIES_STAY).map(|(name, _)| name)
+    }
 }
 
 /// Files, and what was seen of them.
@@ -129,7 +154,19 @@ impl Reloader {
         let admin = Arc::new(ArcSwap::from_pointee(admin_settings(&loaded.config)));
         let watched = Watched::settings(loaded);
         let (config, of_routes) = (loaded.config.clone(), Watched::of_routes(&loaded.config));
-        Ok(Reloader { sources, config, cores, admin, level, metrics, of_store, watched, of_routes, hangups })
+        Ok(Reloader {
+            sources,
+            config,
+            cores,
+            admin,
+            level,
+            metrics,
+            of_store,
+            watched,
+            of_routes,
+            departed: Departed::default(),
+            hangups,
+        })
     }
 
     /// What the admin listener goes by.
@@ -157,6 +194,9 @@ impl Reloader {
                     self.renew_store().await;
                 }
                 _ = looks.tick() => {
+                    for route in self.departed.due() {
+                        self.metrics.forget_route(&route);
+                    }
                     if let Some(watched) = &mut self.watched {
                         let now = read(watched).await;
                         if watched.look(now) {
@@ -251,6 +291,7 @@ impl Reloader {
             self.level.set_level(config.log.level);
         }
         self.admin.store(Arc::new(admin_settings(&config)));
+        self.departed.note(&self.config, &config);
         (self.config, self.of_routes) = (config, of_routes);
         Ok(())
     }
@@ -267,6 +308,26 @@ fn admin_settings(config: &Config) -> admin::Settings {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_route_is_forgotten_an_hour_after_it_went_and_not_if_it_comes_back() {
+        let with = |names: &[&str]| {
+            let route =
+                |name: &&str| format!("[[route]]\nname = {name:?}\npath = \"/{name}\"\nupstream = \"http://u\"\n");
+            config::load(&Sources::text(names.iter().map(route).collect::<String>())).unwrap().config
+        };
+        let mut departed = Departed::default();
+        departed.note(&with(&["a", "b", "c"]), &with(&["a"]));
+        tokio::time::advance(Duration::from_secs(1800)).await;
+        departed.note(&with(&["a"]), &with(&["a", "c"]));
+        departed.note(&with(&["a", "c"]), &with(&["c"]));
+        assert_eq!(departed.due().count(), 0);
+        tokio::time::advance(Duration::from_secs(1800)).await;
+        assert_eq!(departed.due().collect::<Vec<_>>(), ["b"]);
+        tokio::time::advance(Duration::from_secs(1800)).await;
+        assert_eq!(departed.due().collect::<Vec<_>>(), ["a"]);
+        assert_eq!(departed.due().count(), 0);
+    }
 
     #[test]
     fn a_file_counts_once_it_rests() {

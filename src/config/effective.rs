@@ -201,6 +201,7 @@ fn upstream(page: &mut Page, upstream: &Upstream) {
     page.text("upstream_protocol", word(&PROTOCOLS, &upstream.http2));
     page.duration("h2_ping_after", upstream.pings.after);
     page.duration("h2_ping_timeout", upstream.pings.timeout);
+    page.duration("dns_refresh", upstream.dns_refresh.0);
     page.path("ca_file", upstream.ca_file.as_deref());
     page.path("client_cert_file", upstream.client.as_ref().map(|(cert, _)| cert.as_path()));
     page.path("client_key_file", upstream.client.as_ref().map(|(_, key)| key.as_path()));

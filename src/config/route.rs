@@ -19,8 +19,9 @@ use super::values::{
     method, route_host, route_name, route_path, size, word,
 };
 use super::{
-    BodyMode, COMMANDED_ROUTE, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource, OPERATION,
-    OnDuplicate, OnStoreError, OnUnknown, Pings, ReplayTo, Route, ScopePart, Underscores, Upstream, authorize, verify,
+    BodyMode, COMMANDED_ROUTE, DnsRefresh, Egress, Environment, Fingerprint, ForwardKey, Forwarded, KeySource,
+    OPERATION, OnDuplicate, OnStoreError, OnUnknown, Pings, ReplayTo, Route, ScopePart, Underscores, Upstream,
+    authorize, verify,
 };
 
 /// The words of `fingerprint.body`.
@@ -188,6 +189,7 @@ fn target(section: &mut Section<'_>, outer: Option<&Commanded>, egress: &Arc<Egr
         after: section.duration("h2_ping_after", MOMENT, pings.after),
         timeout: section.duration("h2_ping_timeout", MOMENT, pings.timeout),
     };
+    target.dns_refresh = DnsRefresh(section.duration("dns_refresh", MOMENT, DnsRefresh::default().0));
     target.client = section.client_certificate();
     target.server_name = section.text("server_name", server_name).map(|located| located.value);
     target.proxy = section.text("upstream_proxy", http_proxy).map(|located| located.value);

@@ -4,6 +4,27 @@
 
 use prometheus_client::encoding::{EncodeLabelSet, EncodeLabelValue, LabelValueEncoder};
 
+/// The names under which keys come, as far as they have a label of their own. Those of single requests, such as
+/// `X-Request-Id`, are none: they change with every retry.
+pub const KEY_HEADERS: [&str; 14] = [
+    "idempotency-key",
+    "x-idempotency-key",
+    "idempotency-token",
+    "x-idempotency-token",
+    "idempotent-key",
+    "x-idempotent-key",
+    "idempotence-key",
+    "x-idempotence-key",
+    "idempotency_key",
+    "idempotency-id",
+    "paypal-request-id",
+    "repeatability-request-id",
+    "cko-idempotency-key",
+    "klarna-idempotency-key",
+];
+/// The label of every other spelling.
+pub const OTHER_KEY_HEADER: &str = "other";
+
 /// How a request ended: the label `result`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum RequestResult {

@@ -5,32 +5,11 @@
 
 use http::header::HeaderName;
 
-use crate::metrics::RouteMetrics;
+use crate::metrics::{KEY_HEADERS, OTHER_KEY_HEADER, RouteMetrics};
 use crate::seldom::Seldom;
 
 /// What the log is told about: by route, and by the name of the header as metrics have it.
 pub type Unread = Seldom<(String, &'static str)>;
-
-/// The names under which keys come, as far as they have a label of their own. Those of single requests, such as
-/// `X-Request-Id`, are none: they change with every retry.
-const NAMES: [&str; 14] = [
-    "idempotency-key",
-    "x-idempotency-key",
-    "idempotency-token",
-    "x-idempotency-token",
-    "idempotent-key",
-    "x-idempotent-key",
-    "idempotence-key",
-    "x-idempotence-key",
-    "idempotency_key",
-    "idempotency-id",
-    "paypal-request-id",
-    "repeatability-request-id",
-    "cko-idempotency-key",
-    "klarna-idempotency-key",
-];
-/// The label of every other spelling.
-const OTHER: &str = "other";
 
 /// The label of a header that may carry a key; `None` for all others.
 ///
@@ -42,8 +21,8 @@ fn label(name: &str) -> Option<&'static str> {
         b'p' | b'r' | b'c' | b'k' => false,
         _ => return None,
     };
-    let known = NAMES.iter().find(|known| **known == name).copied();
-    if is_spelling { Some(known.unwrap_or(OTHER)) } else { known }
+    let known = KEY_HEADERS.iter().find(|known| **known == name).copied();
+    if is_spelling { Some(known.unwrap_or(OTHER_KEY_HEADER)) } else { known }
 }
 
 /// Counts and tells the keys among the fields of a request that passes unprotected.
@@ -68,11 +47,11 @@ mod tests {
 
     #[test]
     fn keys_are_known_by_their_names_and_nothing_else_is() {
-        for name in NAMES {
+        for name in KEY_HEADERS {
             assert_eq!(label(name), Some(name));
         }
         for name in ["idempotency", "x-idempotency-id", "x-idempotency_key", "idempotency-reference"] {
-            assert_eq!(label(name), Some(OTHER), "{name}");
+            assert_eq!(label(name), Some(OTHER_KEY_HEADER), "{name}");
         }
         for name in [
             "request-id",

@@ -16,6 +16,7 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::time::timeout;
 
 use super::connection::Link;
+use super::moves::Moves;
 use super::streams::{Sessions, Stream};
 use super::through;
 use super::tls::{H2, Tls, TlsSetupError};
@@ -209,12 +210,18 @@ pub(super) struct Dialer {
     upstream: config::Upstream,
     tls: Option<Tls>,
     timeout: Duration,
+    moves: Arc<Moves>,
 }
 
 impl Dialer {
     pub(super) fn new(upstream: &config::Upstream, timeout: Duration) -> Result<Dialer, TlsSetupError> {
         let tls = if upstream.tls { Some(Tls::new(upstream)?) } else { None };
-        Ok(Dialer { upstream: upstream.clone(), tls, timeout })
+        Ok(Dialer { upstream: upstream.clone(), tls, timeout, moves: Moves::new(upstream) })
+    }
+
+    /// Where the name leads now.
+    pub(super) fn moves(&self) -> &Arc<Moves> {
+        &self.moves
     }
 
     pub(super) fn upstream(&self) -> &config::Upstream {
@@ -224,7 +231,7 @@ impl Dialer {
     /// The same for another host.
     pub(super) fn towards(&self, upstream: &config::Upstream) -> Result<Dialer, TlsSetupError> {
         let tls = self.tls.as_ref().map(|tls| tls.towards(upstream)).transpose()?;
-        Ok(Dialer { upstream: upstream.clone(), tls, timeout: self.timeout })
+        Ok(Dialer { upstream: upstream.clone(), tls, timeout: self.timeout, moves: Moves::new(upstream) })
     }
 
     /// A connection of HTTP/1.1.
@@ -268,8 +275,9 @@ impl Dialer {
 
     /// A connection that HTTP can be spoken on. `shaking` says whether the handshake of TLS is under way.
     async fn establish(&self, shaking: &AtomicBool) -> Result<(Wire, Arc<Meter>), ConnectError> {
-        let meter = Arc::new(Meter::default());
-        let socket = Socket::new(self.reach().await?, meter.clone());
+        let stream = self.reach().await?;
+        let meter = Arc::new(Meter::to(stream.peer()));
+        let socket = Socket::new(stream, meter.clone());
         let wire = match &self.tls {
             None => Wire::plain(socket),
             Some(tls) => {

@@ -4,6 +4,7 @@
 //! has turned it into bytes, or the count of bytes is what it was just before the hand-over. Everything else is doubt;
 //! no other error of hyper tells the two apart. See `docs/guarantees.md`.
 
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 
@@ -37,6 +38,11 @@ impl Link {
     /// Whether it can take a request now, as far as is known without looking at the network.
     pub(super) fn is_ready(&self) -> bool {
         self.sender.is_ready()
+    }
+
+    /// The address that it leads to, on a network.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        self.meter.peer()
     }
 
     /// Waits until it can take a request; fails if it is closed.

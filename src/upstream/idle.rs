@@ -13,6 +13,7 @@ use tokio::runtime::Handle;
 use tokio::time::{Instant, sleep_until};
 
 use super::connection::Link;
+use super::moves::Moves;
 
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 
@@ -30,6 +31,7 @@ pub(super) struct IdleList {
     /// In milliseconds. Only ever made shorter.
     timeout: AtomicU64,
     stack: Mutex<Stack>,
+    moves: Arc<Moves>,
 }
 
 #[derive(Debug)]
@@ -47,9 +49,9 @@ struct Stack {
 }
 
 impl IdleList {
-    pub(super) fn new(timeout: Duration) -> Arc<IdleList> {
+    pub(super) fn new(timeout: Duration, moves: Arc<Moves>) -> Arc<IdleList> {
         let timeout = AtomicU64::new(u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX));
-        Arc::new(IdleList { timeout, stack: Mutex::default() })
+        Arc::new(IdleList { timeout, stack: Mutex::default(), moves })
     }
 
     pub(super) fn timeout(&self) -> Duration {
@@ -64,9 +66,11 @@ impl IdleList {
         self.timeout.fetch_min(usable, Ordering::Relaxed);
     }
 
-    /// The most recently used connection that is neither expired nor known to be closed. Others met on the way are
+    /// The most recently used connection that is neither expired nor known to be closed, and leads where the
+    /// upstream is. Others met on the way are
     /// closed.
     pub(super) fn take(&self) -> Option<Link> {
+        self.moves.look();
         loop {
             let idle = self.lock().waiting.pop_back()?;
             if idle.since.elapsed() >= self.timeout() {
@@ -74,7 +78,7 @@ impl IdleList {
                 drop(std::mem::take(&mut self.lock().waiting));
                 return None;
             }
-            if idle.link.is_ready() {
+            if idle.link.is_ready() && !self.moves.left(idle.link.peer()) {
                 return Some(idle.link);
             }
         }
@@ -148,7 +152,7 @@ mod tests {
 
     /// How long connections are kept, of 4 s, after an answer with these lines.
     fn kept(lines: &[&'static str]) -> Duration {
-        let list = IdleList::new(Duration::from_secs(4));
+        let list = IdleList::new(Duration::from_secs(4), Moves::new(&crate::config::Upstream::default()));
         let lines = lines.iter().map(|line| (KEEP_ALIVE, HeaderValue::from_static(line)));
         list.heed(&HeaderMap::from_iter(lines));
         list.timeout()
@@ -170,7 +174,7 @@ mod tests {
         ] {
             assert_eq!(kept(lines), Duration::from_millis(milliseconds), "{lines:?}");
         }
-        let list = IdleList::new(Duration::from_secs(4));
+        let list = IdleList::new(Duration::from_secs(4), Moves::new(&crate::config::Upstream::default()));
         for line in ["timeout=2", "timeout=60"] {
             list.heed(&HeaderMap::from_iter([(KEEP_ALIVE, HeaderValue::from_static(line))]));
         }

@@ -26,6 +26,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::body::{BodyError, BoxError, RequestBody};
 use super::connection::SendError;
+use super::moves::Moves;
 use super::wire::{Meter, Wire};
 use crate::config::{self, Pings};
 
@@ -45,6 +46,7 @@ const PING_IN_SILENCE: Duration = Duration::from_secs(305);
 pub(super) struct Sessions {
     idle_timeout: Duration,
     pings: Pings,
+    moves: Arc<Moves>,
     open: Mutex<Vec<Session>>,
     /// Held while connecting, so that a burst of first requests makes one connection.
     dialing: tokio::sync::Mutex<()>,
@@ -136,14 +138,19 @@ impl Drop for Stream {
 }
 
 impl Sessions {
-    pub(super) fn new(idle_timeout: Duration, pings: Pings) -> Sessions {
-        Sessions { idle_timeout, pings, open: Mutex::default(), dialing: tokio::sync::Mutex::default() }
+    pub(super) fn new(idle_timeout: Duration, pings: Pings, moves: Arc<Moves>) -> Sessions {
+        Sessions { idle_timeout, pings, moves, open: Mutex::default(), dialing: tokio::sync::Mutex::default() }
     }
 
     /// A stream on a connection that is there.
     pub(super) fn take(&self) -> Option<Stream> {
+        self.moves.look();
         let mut open = self.lock();
-        open.retain(|session| !session.usage.over.load(Ordering::Relaxed));
+        // One that leads elsewhere goes with its last stream.
+        open.retain(|session| {
+            let usage = &session.usage;
+            !usage.over.load(Ordering::Relaxed) && !self.moves.left(usage.meter.peer())
+        });
         let free = |session: &&Session| {
             let most = session.sender.current_max_send_streams().min(MOST_STREAMS);
             session.usage.streams.load(Ordering::Relaxed) < most && !session.usage.is_in_doubt.load(Ordering::Relaxed)

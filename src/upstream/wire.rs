@@ -5,6 +5,7 @@
 
 use std::io::{self, IoSlice, Read as _};
 use std::mem::MaybeUninit;
+use std::net::IpAddr;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -29,9 +30,21 @@ pub(super) struct Meter {
     alert: AtomicBool,
     /// One more than the last stream that a GOAWAY named; 0 as long as there was none.
     gone_from: AtomicU32,
+    /// The address at the other end, on a network.
+    peer: Option<IpAddr>,
 }
 
 impl Meter {
+    /// Of a connection to this address.
+    pub(super) fn to(peer: Option<IpAddr>) -> Meter {
+        Meter { peer, ..Meter::default() }
+    }
+
+    /// The address that the connection leads to, on a network.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
+
     /// Bytes of HTTP that may have left so far; an upper bound. Exact for comparisons once the task has ended.
     pub(super) fn written(&self) -> u64 {
         self.written.load(Ordering::Relaxed)
@@ -103,6 +116,16 @@ pub(super) struct Socket {
 pub(super) enum Family {
     Tcp(TcpStream),
     Unix(UnixStream),
+}
+
+impl Family {
+    /// The address at the other end, on a network.
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        match self {
+            Family::Tcp(stream) => stream.peer_addr().ok().map(|peer| peer.ip()),
+            Family::Unix(_) => None,
+        }
+    }
 }
 
 impl Socket {

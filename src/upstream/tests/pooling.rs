@@ -240,3 +240,39 @@ async fn pools_of_two_cores_share_no_connection() {
     assert_eq!(text(response.unwrap()).await, "ok");
     assert_eq!(peer.metrics.upstream_sends.get(), 2);
 }
+
+#[tokio::test]
+async fn a_connection_to_where_the_name_does_not_lead_any_more_is_not_used_again() {
+    let peer = Peer::start().await;
+    let pool = peer.pool();
+    let leads_to = |address: &str| pool.shared.dialer.moves().learn("h", vec![address.parse().unwrap()]);
+    leads_to("127.0.0.1");
+    let mut first = exchange(&peer, &pool).await;
+    let running = pool.checkout().await.unwrap();
+    assert!(running.is_reused());
+    // One that is idle, and one that comes back.
+    let idle = async {
+        let (response, (stream, _)) = tokio::join!(
+            async { pool.connect().await.unwrap().send(post("/", "x")).await.unwrap() },
+            peer.answer_one(OK)
+        );
+        assert_eq!(text(response).await, "ok");
+        stream
+    };
+    let mut second = idle.await;
+    leads_to("127.0.0.9");
+    let serve = async {
+        read_request(&mut first).await;
+        first.write_all(OK).await.unwrap();
+    };
+    let (response, ()) = tokio::join!(running.send(post("/", "x")), serve);
+    assert_eq!(text(response.unwrap()).await, "ok");
+    assert!(!pool.checkout().await.unwrap().is_reused());
+    drop(peer.accept().await);
+    closed_by_us(&mut first).await;
+    closed_by_us(&mut second).await;
+    // A resolver that says nothing has moved nobody.
+    pool.shared.dialer.moves().learn("h", Vec::new());
+    let _third = exchange(&peer, &pool).await;
+    assert!(pool.checkout().await.unwrap().is_reused());
+}
