@@ -206,11 +206,13 @@ pub enum Reason {
     Drained,
     /// A fault in the proxy itself.
     Panic,
+    /// The head of the answer was longer than the proxy reads.
+    HeadTooLarge,
 }
 
 impl Reason {
     /// Every reason, in the order of their codes in stored records (the first has code 1).
-    pub const ALL: [Reason; 7] = [
+    pub const ALL: [Reason; 8] = [
         Reason::Lapsed,
         Reason::Timeout,
         Reason::Reset,
@@ -218,6 +220,7 @@ impl Reason {
         Reason::Status,
         Reason::Drained,
         Reason::Panic,
+        Reason::HeadTooLarge,
     ];
 
     /// The word used in records, logs and problems.
@@ -230,6 +233,7 @@ impl Reason {
             Reason::Status => "status",
             Reason::Drained => "drained",
             Reason::Panic => "panic",
+            Reason::HeadTooLarge => "head-too-large",
         }
     }
 }

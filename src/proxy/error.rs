@@ -375,6 +375,9 @@ impl Problem {
         let (kind, what) = match reason {
             Reason::Timeout => (Kind::OutcomeUnknownTimeout, "The upstream did not answer in time"),
             Reason::Truncated => (Kind::OutcomeUnknownBroken, "The upstream's answer ended before its end"),
+            Reason::HeadTooLarge => {
+                (Kind::OutcomeUnknownBroken, "The upstream's answer has a longer head than the proxy reads")
+            }
             Reason::Drained => (Kind::OutcomeUnknownBroken, "The proxy stopped while the request was running"),
             Reason::Panic => (Kind::OutcomeUnknownBroken, "The proxy failed while the request was running"),
             Reason::Status => {

@@ -214,6 +214,10 @@ fn not_sent(problem: Problem) -> Unanswered {
 }
 
 fn broken(route: &Route, lease: &Lease, error: &SendError) -> Unanswered {
+    if error.is_head_too_large() {
+        tell(route, lease, error, "upstream's answer has too long a head");
+        return Box::new(Outcome::Unknown(Reason::HeadTooLarge, None));
+    }
     tell(route, lease, error, "upstream broke off");
     Box::new(Outcome::Unknown(Reason::Reset, None))
 }

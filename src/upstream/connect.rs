@@ -34,9 +34,9 @@ const PATIENCE: Patience = Patience {
 };
 /// A response head may have this many fields. Past it an executed request would turn into doubt, so it is generous, and worth
 /// the memory that hyper takes for more than 100 each time.
-const MAX_HEADERS: usize = 256;
+pub(super) const MAX_HEADERS: usize = 256;
 /// A response head may have this many bytes; also the largest piece of a body that is read at once.
-const MAX_BUFFER: usize = 256 * 1024;
+pub(super) const MAX_BUFFER: usize = 256 * 1024;
 
 /// No connection to the upstream could be had. Nothing was sent.
 #[derive(Debug, thiserror::Error)]
@@ -143,6 +143,12 @@ pub enum ConnectError {
         /// What it did instead; nothing if TLS agreed on no protocol.
         source: Option<h2::Error>,
     },
+    /// It takes no request on a connection of HTTP/2 now (`SETTINGS_MAX_CONCURRENT_STREAMS` is 0).
+    #[error("`{host}` allows no requests on its HTTP/2 connections (SETTINGS_MAX_CONCURRENT_STREAMS is 0)")]
+    NoStreams {
+        /// The upstream's host.
+        host: String,
+    },
     /// The upstream closed it before it could be used.
     #[error("`{host}` closed the connection before it was used")]
     Closed {
@@ -169,6 +175,7 @@ impl ConnectError {
             ConnectError::NoHandshake { .. } => "it took the connection, but spoke no TLS in time",
             ConnectError::TimedOut { .. } => "no connection stood in time",
             ConnectError::NotHttp2 { .. } => "it does not speak HTTP/2",
+            ConnectError::NoStreams { .. } => "it takes no requests now",
             ConnectError::Closed { .. } => "it closed the connection before it was used",
         }
     }
@@ -256,7 +263,8 @@ impl Dialer {
                 true => ConnectError::SpeaksTls { host: self.host() },
                 false => ConnectError::NotHttp2 { host: self.host(), source: Some(source) },
             };
-            sessions.begin(wire).await.map_err(not_http2)
+            let stream = sessions.begin(wire).await.map_err(not_http2)?;
+            stream.ok_or_else(|| ConnectError::NoStreams { host: self.host() })
         });
         connected.await.map_err(|error| error.while_shaking_hands(&shaking))
     }

@@ -17,6 +17,7 @@ use tokio::task::JoinHandle;
 
 use super::Shared;
 use super::body::{BoxError, RequestBody, ResponseBody};
+use super::connect::{MAX_BUFFER, MAX_HEADERS};
 use super::streams::Stream;
 use super::wire::Meter;
 
@@ -108,6 +109,11 @@ impl SendError {
     pub fn may_have_run(&self) -> bool {
         matches!(self, SendError::MayHaveRun { .. })
     }
+
+    /// Whether an answer came, with a head that is longer than is read.
+    pub fn is_head_too_large(&self) -> bool {
+        matches!(self, SendError::MayHaveRun { source } if source.is::<HeadTooLarge>())
+    }
 }
 
 /// A connection that ended without a byte of an answer, in a place where no TLS was spoken.
@@ -117,6 +123,16 @@ impl SendError {
 #[derive(Debug, thiserror::Error)]
 #[error("it closed the connection without a byte; if it speaks TLS there, write https:// in its URL")]
 struct Silent(#[source] hyper::Error);
+
+/// The upstream takes fewer requests on the connection than it did (RFC 9113 section 6.5.2), and this is one too many.
+#[derive(Debug, thiserror::Error)]
+#[error("the upstream has lowered SETTINGS_MAX_CONCURRENT_STREAMS")]
+struct FewerStreams;
+
+/// A response whose head is longer than is read. The request has run, most likely; nobody knows with what result.
+#[derive(Debug, thiserror::Error)]
+#[error("the head of its answer is over {} KiB or {} fields, which is the limit", MAX_BUFFER / 1024, MAX_HEADERS)]
+struct HeadTooLarge(#[source] hyper::Error);
 
 /// A response whose end two readers could see in two places (RFC 9112 section 6.3).
 #[derive(Debug, thiserror::Error)]
@@ -212,6 +228,7 @@ async fn failure(
     match written == before {
         true => SendError::NotSent { request: None, body: None, source: source.into() },
         false if link.meter.saw_tls_alert() => SendError::SpeaksTls { host: shared.dialer.host(), source },
+        false if source.is_parse_too_large() => SendError::MayHaveRun { source: HeadTooLarge(source).into() },
         false if link.meter.heard_nothing() => SendError::MayHaveRun { source: Silent(source).into() },
         false => SendError::MayHaveRun { source: source.into() },
     }
@@ -247,6 +264,10 @@ async fn send_on(
     shared: Arc<Shared>,
 ) -> Result<Response<ResponseBody>, SendError> {
     let method = request.method().clone();
+    if !stream.is_allowed() {
+        // Since it was taken the upstream has lowered how many it takes. `h2` would keep the request until it takes more.
+        return Err(SendError::NotSent { request: Some(Box::new(request)), body: None, source: FewerStreams.into() });
+    }
     shared.sends.inc();
     let (head, body) = stream.send(request, shared.dialer.upstream()).await?;
     let body = body.declared(&head.headers, has_body(&method, head.status));

@@ -128,6 +128,11 @@ impl Stream {
         }
         Stream { session: session.clone() }
     }
+
+    /// Whether the upstream takes this request beside those that are under way, as last heard.
+    pub(super) fn is_allowed(&self) -> bool {
+        self.session.usage.streams.load(Ordering::Relaxed) <= self.session.sender.current_max_send_streams()
+    }
 }
 
 impl Drop for Stream {
@@ -164,8 +169,8 @@ impl Sessions {
     }
 
     /// Begins HTTP/2 on a fresh connection, and makes sure that the upstream speaks it: by a ping, whose answer comes
-    /// behind the upstream's settings. No request exists yet.
-    pub(super) async fn begin(&self, mut wire: Wire) -> Result<Stream, h2::Error> {
+    /// behind the upstream's settings. No request exists yet. `None` if it takes none.
+    pub(super) async fn begin(&self, mut wire: Wire) -> Result<Option<Stream>, h2::Error> {
         let meter = wire.follow_frames();
         let (sender, mut connection) = h2::client::Builder::new()
             .enable_push(false)
@@ -198,9 +203,12 @@ impl Sessions {
             usage.over.store(true, Ordering::Relaxed);
         });
         let stream = Stream::of(&session);
+        if !stream.is_allowed() {
+            return Ok(None);
+        }
         // In front: what is fresh is the likeliest to be alive.
         self.lock().insert(0, session);
-        Ok(stream)
+        Ok(Some(stream))
     }
 
     fn lock(&self) -> MutexGuard<'_, Vec<Session>> {

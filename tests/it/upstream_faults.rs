@@ -19,6 +19,26 @@ async fn interim_answers_are_not_the_answer() {
     assert_eq!(world.executions(), 1);
 }
 
+on_each_store! {
+    async fn an_answer_whose_head_is_too_long_says_so(store) {
+        let world = World::new(store).await;
+        let long = format!("X-Long: {}\r\n", "a".repeat(2 << 20));
+        let many: String = (0..300).map(|number| format!("X-{number}: a\r\n")).collect();
+        for (key, fields) in [("long", long), ("many", many)] {
+            let answer = format!("HTTP/1.1 201 Created\r\n{fields}Content-Length: 0\r\n\r\n");
+            world.upstream.next(Script::bytes_then_close(&answer));
+            let first = world.pay(key).await;
+            first.assert_problem(502, "outcome-unknown");
+            assert_eq!(first.json()["reason"], "head-too-large", "{}", first.shown());
+            let duplicate = world.pay(key).await;
+            duplicate.assert_unknown();
+            assert_eq!(duplicate.json()["reason"], "head-too-large", "{}", duplicate.shown());
+        }
+        world.proxy().logged("over 256 KiB or 256 fields, which is the limit").await;
+        assert_eq!(world.executions(), 2);
+    }
+}
+
 #[tokio::test]
 async fn a_status_from_600_on_is_passed_and_unknown() {
     let world = World::new(Store::Memory).await;

@@ -290,3 +290,36 @@ async fn unused_connection_is_closed_after_the_idle_timeout() {
     drop(connected.unwrap());
     closed_by_us(&mut stream).await;
 }
+
+#[tokio::test]
+async fn upstream_that_takes_no_requests_is_sent_none() {
+    let peer = H2Peer::start(0).await;
+    let pool = peer.pool();
+    for connections in 1..=2 {
+        let error = pool.checkout().await.unwrap_err();
+        assert!(matches!(error, ConnectError::NoStreams { .. }), "{error:?}");
+        assert_eq!(peer.connections(), connections);
+    }
+    assert_eq!(peer.metrics.upstream_sends.get(), 0);
+}
+
+#[tokio::test]
+async fn request_beyond_what_the_upstream_takes_by_now_is_not_sent() {
+    let peer = Peer::start().await;
+    let upstream = config::Upstream { http2: true, ..plain(peer.address) };
+    let pool = Pool::new(&upstream, LONG, LONG, &peer.metrics).unwrap();
+    let greeted = async {
+        let mut stream = peer.accept().await;
+        greet(&mut stream).await;
+        stream
+    };
+    let (connection, mut stream) = tokio::join!(pool.checkout(), greeted);
+    // SETTINGS_MAX_CONCURRENT_STREAMS, 0 from now on; acknowledged behind the settings of the beginning.
+    stream.write_all(&frame(SETTINGS, 0, 0, &[0, 3, 0, 0, 0, 0])).await.unwrap();
+    for _ in 0..2 {
+        assert_eq!(read_frame(&mut stream, SETTINGS).await, b"");
+    }
+    let sent = tokio::time::timeout(LONG, connection.unwrap().send(post("/", "x"))).await.expect("it ends");
+    assert!(matches!(sent, Err(SendError::NotSent { request: Some(_), .. })), "{sent:?}");
+    assert_eq!(peer.metrics.upstream_sends.get(), 0);
+}
