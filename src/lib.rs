@@ -52,3 +52,5 @@ pub mod pulse;
 pub mod trust;
 
 pub mod fields;
+
+pub mod interim;

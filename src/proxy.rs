@@ -71,7 +71,7 @@ use self::keyed::Keyed;
 use self::notes::{Diary, Notes};
 use self::pass::{Passage, Plain};
 use self::respond::Answer;
-use self::route::{Route, egress};
+use self::route::{ASTERISK, Route, egress};
 pub use self::shared::Shared;
 use crate::config;
 use crate::metrics::RequestResult;
@@ -94,7 +94,11 @@ impl Core {
                 Err(problem) => {
                     body::discard(&head, body);
                     self.shared.metrics.answered_without_route(RequestResult::NoRoute);
-                    let response = problem.into_response();
+                    // Behind which host no server is, this one can be asked for itself.
+                    let response = match head.uri.path() {
+                        ASTERISK => hops::last_hop(&head.method),
+                        _ => problem.into_response(),
+                    };
                     diary.taken_by_none(route::requested_host(&head));
                     diary.answered(&response, RequestResult::NoRoute);
                     return response;

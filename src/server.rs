@@ -36,6 +36,7 @@ mod greet;
 mod head;
 mod http2;
 mod listener;
+mod outbox;
 mod room;
 mod socket;
 mod streams;
@@ -272,6 +273,10 @@ where
         if request.method() == Method::OPTIONS && exchange.asks_server() {
             head::ask_server(&mut request);
         }
+        // Clients of HTTP/1.0 know no interim answers.
+        if request.version() == http::Version::HTTP_11 {
+            request.extensions_mut().insert(exchange.interim());
+        }
         let verdict = exchange.verdict().and_then(|()| head::address(&mut request));
         // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
         let called = verdict.map(|()| Box::pin(service(request, peer)));
@@ -309,6 +314,7 @@ where
             Err(fault)
         }
     };
+    turn.exchange().outbox().close();
     if turn.exchange().is_receiving() {
         // Lets hyper see first whether the service has dropped the body. If so, the connection cannot be used again,
         // and the answer should say it: clients stop sending then.

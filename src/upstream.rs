@@ -15,6 +15,7 @@ mod connect;
 mod connection;
 mod frames;
 mod idle;
+mod interim;
 mod moves;
 mod streams;
 mod switch;
@@ -28,6 +29,7 @@ mod tests;
 pub use body::{BodyError, BoxError, RequestBody, ResponseBody};
 pub use connect::{ConnectError, open_tunnel};
 pub use connection::{AmbiguousResponse, Connection, SendError};
+pub use interim::on_interim;
 pub use switch::switched;
 pub use tls::{TlsSetupError, check_files};
 

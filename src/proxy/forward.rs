@@ -8,7 +8,7 @@ use std::pin::pin;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use http::uri::PathAndQuery;
-use http::{Method, StatusCode, Uri, request, response};
+use http::{Extensions, Method, StatusCode, Uri, request, response};
 use http_body::Body as _;
 use tokio::time::Instant;
 
@@ -58,7 +58,8 @@ impl Original {
         if says_length {
             fields.insert(CONTENT_LENGTH, bytes.len().into());
         }
-        Outgoing { method: head.method.clone(), target, fields, body: bytes, share }
+        let extensions = std::mem::take(&mut head.extensions);
+        Outgoing { method: head.method.clone(), target, fields, extensions, body: bytes, share }
     }
 }
 
@@ -71,6 +72,8 @@ pub struct Outgoing {
     pub target: PathAndQuery,
     /// All fields, the length of the body among them.
     pub fields: HeaderMap,
+    /// What goes along with it on this side: who is told of interim answers.
+    pub extensions: Extensions,
     /// The whole body.
     pub body: Bytes,
     /// What the bodies of this attempt take of the budget.
@@ -83,6 +86,7 @@ impl Outgoing {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = Uri::from(self.target.clone());
         *request.headers_mut() = self.fields.clone();
+        headers::pass_interim(&self.extensions, &mut request);
         request
     }
 }

@@ -20,8 +20,10 @@ use http_body::Frame;
 use super::key::Key;
 use crate::config::{ForwardKey, Forwarded, KeySource, Route};
 use crate::fields::list;
+use crate::interim::Interim;
 use crate::record::Response;
 use crate::trace::Context;
+use crate::upstream::{RequestBody, on_interim};
 
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -333,6 +335,19 @@ pub fn from_upstream(mut fields: HeaderMap, version: Version, keep_length: bool)
     });
     add_via(&mut fields, version);
     fields
+}
+
+/// Has the client of this request told of what the upstream says before its answer, without the fields of the hop.
+pub fn pass_interim(extensions: &http::Extensions, request: &mut http::Request<RequestBody>) {
+    if let Some(interim) = extensions.get::<Interim>().cloned() {
+        on_interim(request, move |status, version, fields| {
+            let mut fields = fields.clone();
+            let named = named_by_connection(&fields);
+            take_off(&mut fields, |name| is_hop_by_hop(name, &named) || *name == CONTENT_LENGTH);
+            add_via(&mut fields, version);
+            interim.tell(status, &fields);
+        });
+    }
 }
 
 /// Takes the length off that [`from_upstream`] has left: the body gives it once it is whole.

@@ -29,7 +29,7 @@ pub fn count(head: &mut Parts) -> Option<Response<Body>> {
 }
 
 /// The answer of the last hop. It does not reflect a TRACE: what the hops before have added to it is nobody's affair.
-fn last_hop(method: &Method) -> Response<Body> {
+pub fn last_hop(method: &Method) -> Response<Body> {
     let mut response = Response::new(Body::full(Bytes::new()));
     *response.status_mut() =
         if *method == Method::OPTIONS { StatusCode::NO_CONTENT } else { StatusCode::METHOD_NOT_ALLOWED };

@@ -104,6 +104,7 @@ pub async fn pass<H: Send + 'static>(
         *request.uri_mut() = Uri::from(target);
         *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
         framing.write(request.headers_mut());
+        headers::pass_interim(&head.extensions, &mut request);
         if let Some(offer) = &offer {
             offer.ask(request.headers_mut());
         }

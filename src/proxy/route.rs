@@ -109,8 +109,8 @@ impl Routes {
     /// The route that takes this request.
     pub fn find(&self, head: &request::Parts) -> Result<&Arc<Route>, Problem> {
         let path = match head.uri.path() {
-            // `OPTIONS http://HOST` asks the server as a whole (RFC 9112 section 3.2.4). Without a host that is this one.
-            "*" if head.uri.authority().is_some() => "/",
+            // It asks the server behind a host as a whole (RFC 9112 section 3.2.4).
+            ASTERISK => "/",
             path => path,
         };
         self.0
@@ -119,6 +119,9 @@ impl Routes {
             .ok_or_else(|| Problem::new(Kind::NoRoute, "No route of this proxy takes this host and path."))
     }
 }
+
+/// The target of an OPTIONS that asks a server and not one of its resources.
+pub const ASTERISK: &str = "*";
 
 /// The route's path without a slash at its end, so that `/v1` and `/v1/` take the same requests.
 fn prefix(route: &config::Route) -> &str {

@@ -4,12 +4,16 @@
 //! Both live in one task; the atomics are there only because tasks must be `Send`.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+
+use http::{HeaderMap, StatusCode};
 
 use super::core::Seat;
 use super::drain::Drain;
 use super::fault::HeadFault;
+use super::outbox::Outbox;
 use super::room::Presence;
+use crate::interim::{Client, Interim};
 
 /// The state of one connection.
 #[derive(Debug)]
@@ -30,6 +34,14 @@ pub(super) struct Exchange {
     asterisks: Mutex<Vec<u64>>,
     /// The first request whose head is at fault. Nothing behind it is trusted.
     fault: OnceLock<(u64, HeadFault)>,
+    /// What comes before the answer.
+    outbox: Outbox,
+}
+
+impl Client for Exchange {
+    fn tell(&self, request: u64, status: StatusCode, fields: &HeaderMap) {
+        self.outbox.put(request, status, fields);
+    }
 }
 
 impl Exchange {
@@ -43,6 +55,7 @@ impl Exchange {
             requests: AtomicU64::default(),
             asterisks: Mutex::default(),
             fault: OnceLock::new(),
+            outbox: Outbox::default(),
         }
     }
 
@@ -118,6 +131,19 @@ impl Exchange {
         self.requests.fetch_add(1, Ordering::Relaxed);
         self.seat.place.set_busy(true);
         Turn(self.clone())
+    }
+
+    /// Where interim answers to the request begun last may go from now on, until the outbox is closed.
+    pub(super) fn interim(self: &Arc<Exchange>) -> Interim {
+        let request = self.requests.load(Ordering::Relaxed);
+        self.outbox.open(request);
+        let this: Weak<Exchange> = Arc::downgrade(self);
+        Interim::new(this, request)
+    }
+
+    /// What comes before the answer.
+    pub(super) fn outbox(&self) -> &Outbox {
+        &self.outbox
     }
 
     /// Whether the bytes of the request begun last were sound.

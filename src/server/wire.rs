@@ -32,6 +32,10 @@ pub(super) struct Wire {
     /// When the present wait began: accepted, a head begun, a byte of an answer taken.
     since: Instant,
     alarm: Pin<Box<Sleep>>,
+    /// The rest of interim answers that have begun to be written.
+    interim: Vec<u8>,
+    /// Whether all that hyper had to write is written, so that interim answers do not come into the middle of it.
+    is_clean: bool,
     /// Whether the framing of a body was found broken. Nothing more is read.
     broken: bool,
     /// Bytes that may still be read and thrown away, once the writing side is closed.
@@ -49,6 +53,8 @@ impl Wire {
             idle_timeout: limits.idle_timeout,
             since: accepted,
             alarm: Box::pin(sleep_until(accepted + limits.header_timeout.min(limits.idle_timeout))),
+            interim: Vec::new(),
+            is_clean: true,
             broken: false,
             linger: None,
         }
@@ -172,6 +178,43 @@ impl Wire {
         result
     }
 
+    /// Writes what comes before the answer, if anything. hyper has written all that it has.
+    fn poll_interim(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        loop {
+            if self.interim.is_empty() {
+                self.interim = self.exchange.outbox().take(cx);
+            }
+            if self.interim.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            ready!(self.poll_rest_of_interim(cx))?;
+            let result = Pin::new(&mut self.socket).poll_flush(cx);
+            ready!(self.pushed(cx, result))?;
+        }
+    }
+
+    /// Writes what must be before what hyper writes next.
+    fn poll_before_writing(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.is_clean && self.exchange.outbox().is_full() {
+            self.interim.extend(self.exchange.outbox().take(cx));
+        }
+        ready!(self.poll_rest_of_interim(cx))?;
+        self.is_clean = false;
+        Poll::Ready(Ok(()))
+    }
+
+    /// Writes the rest of interim answers that have been begun.
+    fn poll_rest_of_interim(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while !self.interim.is_empty() {
+            let result = Pin::new(&mut self.socket).poll_write(cx, &self.interim);
+            match ready!(self.wrote(cx, result))? {
+                0 => return Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
+                written => drop(self.interim.drain(..written)),
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
     /// The client does not take what is written: too long?
     fn poll_stall(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if !self.exchange.is_stalled() {
@@ -206,6 +249,7 @@ impl AsyncRead for Wire {
 
 impl AsyncWrite for Wire {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        ready!(self.poll_before_writing(cx))?;
         let result = Pin::new(&mut self.socket).poll_write(cx, bytes);
         self.wrote(cx, result)
     }
@@ -215,6 +259,7 @@ impl AsyncWrite for Wire {
         cx: &mut Context<'_>,
         slices: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
+        ready!(self.poll_before_writing(cx))?;
         let result = Pin::new(&mut self.socket).poll_write_vectored(cx, slices);
         self.wrote(cx, result)
     }
@@ -225,7 +270,9 @@ impl AsyncWrite for Wire {
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let result = Pin::new(&mut self.socket).poll_flush(cx);
-        self.pushed(cx, result)
+        ready!(self.pushed(cx, result))?;
+        self.is_clean = true;
+        self.poll_interim(cx)
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -18,6 +18,7 @@ use tokio::task::JoinHandle;
 use super::Shared;
 use super::body::{BoxError, RequestBody, ResponseBody};
 use super::connect::{MAX_BUFFER, MAX_HEADERS};
+use super::interim::OnInterim;
 use super::streams::Stream;
 use super::wire::Meter;
 
@@ -249,8 +250,14 @@ fn hand_over(
     shared: &Shared,
 ) -> Handed<impl Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>> + Send + use<>> {
     *request.version_mut() = Version::HTTP_11;
+    if let Some(interim) = OnInterim::of(&mut request) {
+        hyper::ext::on_informational(&mut request, move |said| {
+            interim.tell(said.status(), said.version(), said.headers());
+        });
+    }
     link.meter.look_before_writing();
     let method = request.method().clone();
+    link.meter.awaits_answer();
     let before = link.meter.written();
     shared.sends.inc();
     let answer = Box::pin(link.sender.try_send_request(request));

@@ -26,6 +26,7 @@ use tokio::time::{Instant, sleep_until, timeout};
 
 use super::body::{BodyError, BoxError, RequestBody};
 use super::connection::SendError;
+use super::interim::OnInterim;
 use super::moves::Moves;
 use super::wire::{Meter, Wire};
 use crate::config::{self, Pings};
@@ -252,25 +253,34 @@ impl Stream {
     /// Sends one request and waits for the head of its response.
     pub(super) async fn send(
         mut self,
-        request: Request<RequestBody>,
+        mut request: Request<RequestBody>,
         upstream: &config::Upstream,
     ) -> Result<(http::response::Parts, StreamBody), SendError> {
         if let Err(source) = poll_fn(|cx| self.session.sender.poll_ready(cx)).await {
             self.session.usage.over.store(true, Ordering::Relaxed);
             return Err(SendError::NotSent { request: Some(Box::new(request)), body: None, source: source.into() });
         }
+        let interim = OnInterim::of(&mut request);
         let (head, body) = request.into_parts();
         let head = Request::from_parts(translated(head, upstream), ());
         let sent = self.session.sender.send_request(head, body.is_end_stream());
         // What it refuses here, it has not begun to write.
-        let (response, sender) = match sent {
+        let (mut response, sender) = match sent {
             Ok(sent) => sent,
             Err(source) => {
                 return Err(SendError::NotSent { request: None, body: Some(Box::new(body)), source: source.into() });
             }
         };
         let (number, mut upload) = (response.stream_id().as_u32(), upload(sender, body));
-        match response.await {
+        let answer = poll_fn(|cx| {
+            if let Some(interim) = &interim {
+                while let Poll::Ready(Some(Ok(said))) = response.poll_informational(cx) {
+                    interim.tell(said.status(), said.version(), said.headers());
+                }
+            }
+            Pin::new(&mut response).poll(cx)
+        });
+        match answer.await {
             Ok(response) => {
                 self.session.usage.hears();
                 let (head, incoming) = response.into_parts();

@@ -30,6 +30,8 @@ pub(super) struct Meter {
     alert: AtomicBool,
     /// One more than the last stream that a GOAWAY named; 0 as long as there was none.
     gone_from: AtomicU32,
+    /// Whether an answer is waited for, of which nothing has come.
+    awaits: AtomicBool,
     /// The address at the other end, on a network.
     peer: Option<IpAddr>,
 }
@@ -53,6 +55,11 @@ impl Meter {
     /// Makes the next read ask the kernel itself; see [`Socket`].
     pub(super) fn look_before_writing(&self) {
         self.look.store(true, Ordering::Relaxed);
+    }
+
+    /// Notes that the next bytes begin an answer of HTTP/1.
+    pub(super) fn awaits_answer(&self) {
+        self.awaits.store(true, Ordering::Relaxed);
     }
 
     /// Whether the peer's first word without TLS was an alert of TLS: the bytes of HTTP went to a TLS stack, which hands
@@ -217,7 +224,12 @@ pub(super) struct Wire {
     meter: Arc<Meter>,
     /// Where HTTP/2 is spoken.
     frames: Option<Frames>,
+    /// How much of the version of an answer has come; `None` once it has, or where it is not waited for.
+    version: Option<usize>,
 }
+
+/// How an answer of HTTP/1 begins, up to its minor version.
+const VERSION: &[u8] = b"HTTP/1.";
 
 #[derive(Debug)]
 enum Stream {
@@ -229,12 +241,12 @@ impl Wire {
     pub(super) fn plain(socket: Socket) -> Wire {
         let meter = socket.meter.clone();
         meter.plain.store(true, Ordering::Relaxed);
-        Wire { stream: Stream::Plain(socket), meter, frames: None }
+        Wire { stream: Stream::Plain(socket), meter, frames: None, version: None }
     }
 
     pub(super) fn tls(tls: TlsStream<Socket>) -> Wire {
         let meter = tls.get_ref().0.meter.clone();
-        Wire { stream: Stream::Tls(Box::new(tls)), meter, frames: None }
+        Wire { stream: Stream::Tls(Box::new(tls)), meter, frames: None, version: None }
     }
 
     /// Looks at the frames from now on, of which the first is the next to be read. What they say is on the meter.
@@ -274,6 +286,24 @@ impl Wire {
     }
 }
 
+/// Writes the minor version of an answer as 1 where it is a later one, which is to be read so (RFC 9110 section 2.5); hyper
+/// knows none. So much of the version was `seen` before these bytes, and so much is now.
+fn lower_version(mut seen: usize, bytes: &mut [u8]) -> Option<usize> {
+    for byte in bytes {
+        match VERSION.get(seen) {
+            Some(expected) if byte == expected => seen += 1,
+            Some(_) => return None,
+            None => {
+                if matches!(*byte, b'2'..=b'9') {
+                    *byte = b'1';
+                }
+                return None;
+            }
+        }
+    }
+    Some(seen)
+}
+
 impl AsyncRead for Wire {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
@@ -285,6 +315,13 @@ impl AsyncRead for Wire {
             }
             Stream::Tls(tls) => Pin::new(tls).poll_read(cx, buf),
         };
+        if self.meter.awaits.load(Ordering::Relaxed) && buf.filled().len() > before {
+            self.meter.awaits.store(false, Ordering::Relaxed);
+            self.version = Some(0);
+        }
+        if let Some(seen) = self.version {
+            self.version = lower_version(seen, &mut buf.filled_mut()[before..]);
+        }
         if let Some(last) = self.frames.as_mut().and_then(|frames| frames.follow(&buf.filled()[before..])) {
             self.meter.goes_away(last);
         }

@@ -2,7 +2,7 @@
 //! and `Expect`.
 
 use crate::support::wire::values;
-use crate::support::{Answer, Connection, Request, Script, Step, Store, World};
+use crate::support::{Answer, Connection, Gate, Request, Script, Step, Store, World, ms, reply};
 
 fn assert_trailer(answer: &Answer) {
     let seen: Vec<_> = values(&answer.trailers, "x-checksum").collect();
@@ -21,6 +21,41 @@ on_each_store! {
         let replay = world.send(&request).await;
         assert_trailer(replay.assert_replay(201));
         assert_eq!(world.executions(), 1);
+    }
+
+    async fn interim_answers_reach_the_client_before_the_answer_and_no_replay(store) {
+        let world = World::new(store).await;
+        let gate = Gate::new();
+        let hints = "HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\nX-Of-The-Hop: 1\r\nConnection: X-Of-The-Hop\r\n\r\n";
+        let script = || {
+            let early = format!("HTTP/1.1 102 Processing\r\n\r\n{hints}");
+            Script(vec![Step::Bytes(early.into()), Step::Wait(gate.clone()), Step::Reply(reply(201).body("final"))])
+        };
+        for request in [Request::pay().key("k-1"), Request::pay()] {
+            world.upstream.next(script());
+            let mut connection = Connection::open(world.address()).await;
+            connection.send(&request).await;
+            assert_eq!(connection.interim().await.status, 102);
+            let early = connection.interim().await;
+            assert_eq!((early.status, early.field("Link")), (103, Some("</a>; rel=preload")), "{}", early.shown());
+            assert_eq!((early.field("X-Of-The-Hop"), early.field("Connection")), (None, None), "{}", early.shown());
+            assert_eq!(early.field("Via"), Some("1.1 onceproxy"));
+            gate.open();
+            let last = connection.interim().await;
+            assert_eq!(last.status, 201, "{}", last.shown());
+            connection.body_until("final").await;
+            // The connection goes on, and a replay has nothing of it.
+            connection.send(&Request::pay().key("k-1")).await;
+            assert_eq!(connection.interim().await.status, 201);
+        }
+        // A client of HTTP/1.0 would take it for the answer.
+        world.upstream.next(script());
+        let old = Request::pay().key("k-2").http10().send(world.address()).await;
+        assert_eq!((old.status, old.text().as_str()), (201, "final"));
+        let mut connection = Connection::open(world.address()).await;
+        world.upstream.next(script());
+        connection.send(&Request::new("GET", "/").http10()).await;
+        assert_eq!(connection.interim().await.status, 201);
     }
 
     async fn via_names_the_version_in_which_the_upstream_answered(store) {
@@ -146,4 +181,66 @@ async fn a_refusal_that_needs_no_body_does_not_ask_for_it() {
         assert!(answer.starts_with(&format!("HTTP/1.1 {status} ")), "{answer}");
     }
     assert_eq!(world.executions(), 0);
+}
+
+#[tokio::test]
+async fn a_later_minor_version_of_the_upstream_is_read_as_the_one_that_is_known() {
+    let world = World::new(Store::Memory).await;
+    let pieces = |pieces: &[&str]| {
+        Script(pieces.iter().flat_map(|piece| [Step::Bytes((*piece).into()), Step::Pause(ms(20))]).collect())
+    };
+    for (key, script) in [
+        ("whole", pieces(&["HTTP/1.2 201 Created\r\nContent-Length: 4\r\n\r\ndone"])),
+        ("in-pieces", pieces(&["HTT", "P/1.", "9 201 Created\r\nContent-Length: 4\r\n\r\nd", "one"])),
+    ] {
+        world.upstream.next(script);
+        assert_eq!(world.pay(key).await.assert_executed(201).text(), "done");
+        assert_eq!(world.pay(key).await.assert_replay(201).text(), "done");
+    }
+    world.upstream.next(Script::bytes_then_close("HTTP/2.0 201 Created\r\nContent-Length: 4\r\n\r\ndone"));
+    world.pay("major").await.assert_problem(502, "outcome-unknown");
+}
+
+#[tokio::test]
+async fn a_request_for_the_server_as_a_whole_is_forwarded_or_answered() {
+    let world = World::with(Store::memory(), "host = \"shop.test\"").await;
+    world.send(&Request::new("OPTIONS", "*")).await;
+    assert_eq!(world.upstream.last().target, "*");
+    let executions = world.executions();
+    let here = world.send(&Request::new("OPTIONS", "*").host("elsewhere.test")).await;
+    assert_eq!((here.status, here.field("Allow").is_some()), (204, true), "{}", here.shown());
+    assert_eq!(world.executions(), executions);
+}
+
+#[tokio::test]
+async fn more_interim_answers_than_a_client_takes_hurt_nobody() {
+    let world = World::new(Store::Memory).await;
+    let many = "HTTP/1.1 103 Early Hints\r\nLink: </a>; rel=preload\r\n\r\n".repeat(20_000);
+    for key in ["k-1", "k-2"] {
+        world.upstream.next(Script(vec![Step::Bytes(many.clone().into()), Step::Reply(reply(201).body("final"))]));
+        assert_eq!(world.pay(key).await.assert_executed(201).text(), "final");
+        assert_eq!(world.pay(key).await.assert_replay(201).text(), "final");
+    }
+    assert_eq!(world.executions(), 2);
+}
+
+#[tokio::test]
+async fn an_interim_answer_finds_the_request_that_waits_and_no_other() {
+    let world = World::new(Store::Memory).await;
+    let gate = Gate::new();
+    let late = "HTTP/1.1 103 Early Hints\r\nLink: </late>\r\n\r\n";
+    // The caller has left when the hints come, and somebody else waits.
+    world.upstream.next(Script(vec![
+        Step::Wait(gate.clone()),
+        Step::Bytes(late.into()),
+        Step::Reply(reply(201).body("late")),
+    ]));
+    let mut connection = Connection::open(world.address()).await;
+    connection.send(&Request::pay().key("k-1")).await;
+    world.upstream.reached(1).await;
+    drop(connection);
+    let mut other = Connection::open(world.address()).await;
+    gate.open();
+    other.send(&Request::pay().key("k-2")).await;
+    assert_eq!(other.interim().await.status, 201);
 }

@@ -24,6 +24,8 @@ enum Act {
     Cancel,
     /// Half of a body, and then a reset that says no error.
     Cut,
+    /// Says something before the answer.
+    Hint,
     /// A body of 64 MiB.
     Big,
     /// An answer that takes ten times as long as a connection may be silent.
@@ -69,6 +71,11 @@ fn act(act: Act, mut body: RecvStream, mut respond: SendResponse<Bytes>, number:
         Act::Create => {
             let mut body = respond.send_response(head, false).unwrap();
             body.send_data(format!("ch_{number}").into(), true).unwrap();
+        }
+        Act::Hint => {
+            let hints = Response::builder().status(StatusCode::EARLY_HINTS).header("link", "</a>").body(()).unwrap();
+            respond.send_informational(hints).unwrap();
+            self::act(Act::Create, body, respond, number);
         }
         Act::Big => {
             let mut body = respond.send_response(head, false).unwrap();
@@ -216,5 +223,17 @@ async fn downloads_that_nobody_reads_hold_up_no_keyed_request() {
     // It takes a while until the sockets on the way are full, and the windows after them.
     for number in 0..600 {
         world.pay(&format!("k-{number}")).await.assert_executed(201);
+    }
+}
+
+#[tokio::test]
+async fn interim_answers_reach_the_client() {
+    let (world, _asked) = world(&[Act::Hint, Act::Hint]).await;
+    for request in [Request::pay().key("k"), Request::new("GET", "/x")] {
+        let mut connection = Connection::open(world.address()).await;
+        connection.send(&request).await;
+        let early = connection.interim().await;
+        assert_eq!((early.status, early.field("link")), (103, Some("</a>")), "{}", early.shown());
+        assert_eq!(connection.interim().await.status, 201);
     }
 }

@@ -25,12 +25,12 @@ const MAY_USE: &[(&str, &[&str])] = &[
             "upstream",
         ],
     ),
-    ("server", &["chain", "config", "metrics", "seldom", "shutdown"]),
+    ("server", &["chain", "config", "interim", "metrics", "seldom", "shutdown"]),
     (
         "proxy",
         &[
-            "alarm", "chain", "config", "fields", "record", "seldom", "store", "upstream", "metrics", "shutdown",
-            "trace",
+            "alarm", "chain", "config", "fields", "interim", "record", "seldom", "store", "upstream", "metrics",
+            "shutdown", "trace",
         ],
     ),
     ("upstream", &["config", "metrics", "reach", "trust"]),
@@ -46,6 +46,7 @@ const MAY_USE: &[(&str, &[&str])] = &[
     ("seldom", &[]),
     ("pulse", &[]),
     ("fields", &[]),
+    ("interim", &[]),
     ("trust", &[]),
     ("telemetry", &["config"]),
     ("trace", &["config", "metrics", "shutdown"]),

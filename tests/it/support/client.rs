@@ -221,6 +221,12 @@ impl Connection {
         Answer::new(&head.expect("an answer"))
     }
 
+    /// Reads the next head, be it an interim answer or not.
+    pub(crate) async fn interim(&mut self) -> Answer {
+        let head = tokio::time::timeout(DEADLINE, self.wire.head()).await.expect("a head in time");
+        Answer::new(&head.unwrap().expect("an answer"))
+    }
+
     /// Reads raw bytes of the body, framing and all, until they contain `what`.
     pub(crate) async fn body_until(&mut self, what: &str) -> Vec<u8> {
         let mut seen = Vec::new();
