@@ -8,7 +8,7 @@ BUILD ?= $(CARGO) build --locked --bin onceproxy
 # Most tests wait for clocks and for other processes, so that there may be more of them than processors.
 export RUST_TEST_THREADS ?= $(shell expr 2 \* $$(nproc))
 
-.PHONY: demo build test test-stores test-load test-deploy test-celery test-clients bench bench-limit fuzz check fmt clippy doc deps schema duplicates image static optimized dist clean
+.PHONY: demo build test test-stores test-production soak test-load test-deploy test-celery test-clients bench bench-limit fuzz check fmt clippy doc deps schema duplicates image static optimized dist clean
 
 demo: ## Runs the proxy against a counting upstream, on the embedded disk store; stays up until Ctrl-C (ARGS=--once ends).
 	$(CARGO) run --release --quiet --locked -- demo $(ARGS)
@@ -30,6 +30,13 @@ test: deps ## All tests, with real Redis and Postgres servers; installs what the
 
 test-stores: deps ## The stores as they are run in production, on real servers that the tests start: a part of `make test`.
 	$(CARGO) test --locked --test it -- topologies:: storm::
+
+test-production: ## What production does, with the real programs (nginx that goes away, a name that moves); part of .ci/run.
+	./scripts/install-test-packages nginx
+	$(CARGO) test --locked --test it -- --ignored production::
+
+soak: deps ## Ten minutes of faults in turn under load, on Redis and on Postgres (ONCEPROXY_SOAK_SECONDS=300 each).
+	$(CARGO) test --locked --test it -- --ignored --nocapture --test-threads 1 soak::
 
 test-load: build ## The figures of what many connections and large bodies cost; needs 12,000 open files a process.
 	./scripts/install-client-tools

@@ -33,7 +33,7 @@ const ROUTE: &str =
     "lease = \"1500ms\"\n timeout = \"1s\"\n abandon_after = \"4s\"\n wait_timeout = \"2s\"\n retention = \"1h\"";
 
 #[allow(clippy::disallowed_methods, reason = "the environment of the test, not of the product")]
-fn given_number(name: &str) -> Option<u64> {
+pub(crate) fn given_number(name: &str) -> Option<u64> {
     std::env::var(name).ok().map(|value| value.parse().unwrap_or_else(|_| panic!("{name} is a number")))
 }
 

@@ -28,7 +28,12 @@ type Reader = Arc<tokio::sync::Mutex<()>>;
 impl Proxy {
     /// Starts `onceproxy serve --config …` and waits until both listeners are bound.
     pub(crate) async fn start(config: &Path) -> Proxy {
-        let (mut child, log, reader) = spawn(config);
+        Proxy::start_by(&[], config).await
+    }
+
+    /// The same by way of this command, which runs what follows it.
+    pub(crate) async fn start_by(way: &[&str], config: &Path) -> Proxy {
+        let (mut child, log, reader) = spawn(way, config);
         let (address, admin) = eventually("both listeners", async || {
             if let Some(status) = child.try_wait().unwrap() {
                 panic!("the proxy ended at start with {status}:\n{}", log.lock().unwrap().join("\n"));
@@ -64,6 +69,11 @@ impl Proxy {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a size");
         line.split_whitespace().next().unwrap().parse::<usize>().unwrap() << 10
+    }
+
+    /// How many files it has open, connections among them.
+    pub(crate) fn open_files(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
     }
 
     /// SIGTERM.
@@ -245,8 +255,10 @@ fn has_stopped(pid: u32) -> bool {
     })
 }
 
-fn spawn(config: &Path) -> (Child, Arc<Mutex<Vec<String>>>, Reader) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_onceproxy"));
+fn spawn(way: &[&str], config: &Path) -> (Child, Arc<Mutex<Vec<String>>>, Reader) {
+    let mut words = way.iter().copied().chain([env!("CARGO_BIN_EXE_onceproxy")]);
+    let mut command = Command::new(words.next().expect("there is the program itself"));
+    command.args(words);
     // The settings are the file's alone, whatever the environment of the tests is.
     for name in ["CONFIG", "LISTEN", "UPSTREAM", "STORE", "ADMIN_LISTEN", "ADMIN_TOKEN", "LOG"] {
         command.env_remove(format!("ONCEPROXY_{name}"));
