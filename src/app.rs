@@ -344,8 +344,9 @@ async fn run_core(
         if let Some(name) = request.extensions_mut().remove::<server::ClientName>() {
             request.extensions_mut().insert(proxy::ClientName(name.into_bytes()));
         }
-        let peer = proxy::Peer { ip: peer.remote.map(|remote| remote.ip()), tls: peer.tls };
-        proxy.handle(request, peer)
+        let from = proxy::Peer { ip: peer.remote.map(|remote| remote.ip()), tls: peer.tls };
+        let client = proxy::Client { peer: from, interim: peer.interim };
+        proxy.handle(request, client)
     };
     tokio::select! {
         () = server::serve(inbox, service, &limits, &signals.stop) => {}

@@ -63,7 +63,7 @@ use self::error::Problem;
 use self::fingerprint::BodyAsRead;
 use self::flights::Conclusion;
 pub use self::guard::{GuardFault, SecretFault, check_guard};
-pub use self::headers::Peer;
+pub use self::headers::{Client, Peer};
 use self::in_flight::InFlight;
 pub use self::key::ClientName;
 use self::key::{Found, Key};
@@ -78,14 +78,18 @@ use crate::metrics::RequestResult;
 
 impl Core {
     /// Answers one request. Taken apart before the future begins, which would keep room for it twice.
-    fn handle(self: Arc<Core>, request: Request<Incoming>, peer: Peer) -> impl Future<Output = Response<Body>> + use<> {
+    fn handle(
+        self: Arc<Core>,
+        request: Request<Incoming>,
+        client: Client,
+    ) -> impl Future<Output = Response<Body>> + use<> {
         let started = Instant::now();
         let (mut head, body) = request.into_parts();
-        let notes = Notes::begin(&self.shared.tracer, self.log_requests, &head, peer);
+        let notes = Notes::begin(&self.shared.tracer, self.log_requests, &head, client.peer);
         let mut diary = Diary::open(notes, self.log_requests, started);
         async move {
             if head.method == Method::CONNECT {
-                let answer = Box::pin(self.connect(&mut head, peer, diary.notes())).await;
+                let answer = Box::pin(self.connect(&mut head, client.peer, diary.notes())).await;
                 diary.answered(&answer.response, answer.result);
                 return answer.response;
             }
@@ -107,7 +111,7 @@ impl Core {
             diary.taken_by(&route.config.name);
             let cors = Cors::of(&route.config, &head);
             let answer = match egress::destination(&route, &head) {
-                Ok(route) => self.steps(&route, &mut head, body, peer, diary.notes()).await,
+                Ok(route) => self.steps(&route, &mut head, body, client, diary.notes()).await,
                 Err(problem) => {
                     body::discard(&head, body);
                     Err(problem)
@@ -129,7 +133,8 @@ impl Core {
             body::check_expectation(head)?;
             let total = self.shared.in_flight.take(1).ok_or_else(|| Problem::overloaded("requests in flight"))?;
             let held: body::Held = Box::new((total, Counted::new(self.shared.metrics.tunnels())));
-            let passage = Passage { peer, held, idle: self.idle_timeout, shared: &self.shared, notes };
+            let (shared, idle) = (&self.shared, self.idle_timeout);
+            let passage = Passage { peer, interim: None, held, idle, shared, notes };
             connect::connect(head, &self.egress.tunnels, passage).await
         };
         let answer = connecting.await.unwrap_or_else(Answer::problem);
@@ -143,13 +148,13 @@ impl Core {
         route: &Arc<Route>,
         head: &mut request::Parts,
         body: Incoming,
-        peer: Peer,
+        client: Client,
         notes: &Notes,
     ) -> Result<Answer, Problem> {
         let checked = underscores::check(route, head, &self.shared).and_then(|()| body::check_expectation(head));
         let found = match checked.and_then(|()| key_from_head(&route.config, head)) {
             Ok(Found::Absent) if !route.guard.verifies_method(&route.config, &head.method) => {
-                return self.pass(route, head, Plain::Coming(body), peer, notes).await;
+                return self.pass(route, head, Plain::Coming(body), client, notes).await;
             }
             Ok(found) => found,
             Err(problem) => {
@@ -158,7 +163,7 @@ impl Core {
             }
         };
         // Boxed: a plain request, whose way ends here, should not have room for this.
-        Box::pin(self.protect(route, head, found, body, peer, notes)).await
+        Box::pin(self.protect(route, head, found, body, client, notes)).await
     }
 
     /// The life of a request that may have a key, or must show who sent it.
@@ -168,9 +173,10 @@ impl Core {
         head: &mut request::Parts,
         found: Found,
         body: Incoming,
-        peer: Peer,
+        client: Client,
         notes: &Notes,
     ) -> Result<Answer, Problem> {
+        let peer = client.peer;
         if let Found::Key(key) = &found
             && head.headers.contains_key(EXPECT)
             && let Some(answer) = Box::pin(self.replay_without_body(route, head, key, peer, notes)).await
@@ -199,7 +205,7 @@ impl Core {
             if route.config.key_required {
                 return Err(Problem::key_missing());
             }
-            return Box::pin(self.pass(route, head, Plain::Read(body.bytes), peer, notes)).await;
+            return Box::pin(self.pass(route, head, Plain::Read(body.bytes), client, notes)).await;
         };
         if tunnel::asked_for(head).is_some() {
             return Err(Problem::key_with_upgrade());
@@ -212,7 +218,9 @@ impl Core {
         let inquiry = route.guard.inquiry(&route.config, head, peer, &identity.id);
         let body = Some(body);
         // Lent to the rest of the way: a future keeps room twice for what it is given.
-        let mut keyed = Keyed { core: self, route, head, peer, preferred_wait, body, imprint, key, identity, notes };
+        let interim = client.interim;
+        let mut keyed =
+            Keyed { core: self, route, head, peer, interim, preferred_wait, body, imprint, key, identity, notes };
         let answer = keyed.answer().await?;
         Ok(route.guard.allowed(inquiry, answer, notes).await)
     }
@@ -261,7 +269,7 @@ impl Core {
         route: &Route,
         head: &mut request::Parts,
         body: Plain,
-        peer: Peer,
+        client: Client,
         notes: &Notes,
     ) -> Result<Answer, Problem> {
         unread::note(&self.shared.unread, &route.config.name, head.headers.keys(), &route.metrics);
@@ -281,7 +289,9 @@ impl Core {
             }
         };
         // Boxed: a keyed request, and each that waits, should not have room for this.
-        let passage = Passage { peer, held: in_flight, idle: self.idle_timeout, shared: &self.shared, notes };
+        let Client { peer, interim } = client;
+        let (shared, idle) = (&self.shared, self.idle_timeout);
+        let passage = Passage { peer, interim, held: in_flight, idle, shared, notes };
         Box::pin(pass::pass(route, head, body, passage)).await
     }
 }

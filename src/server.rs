@@ -22,6 +22,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use crate::config::Limits;
+use crate::interim::Interim;
 use crate::shutdown::{Signal, Tasks, spawn_counted};
 
 mod answer;
@@ -66,7 +67,7 @@ use streams::Streams;
 use wire::Wire;
 
 /// The two ends of the connection that a request came by.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Peer {
     /// The client's address; `None` on a Unix socket.
     pub remote: Option<SocketAddr>,
@@ -74,6 +75,8 @@ pub struct Peer {
     pub local: Option<SocketAddr>,
     /// Whether they speak TLS.
     pub tls: bool,
+    /// Where interim answers to the request go, if the client can be told.
+    pub interim: Option<Interim>,
 }
 
 /// What a body's error has to become so that hyper can report it.
@@ -163,7 +166,7 @@ where
         (Caller::Tcp(stream, remote), greeting) => {
             let opened = stream.local_addr().and_then(|local| Ok((TcpStream::from_std(stream)?, local)));
             let Some((stream, local)) = opened.map_err(|error| broke(Some(remote), &error)).ok() else { return };
-            let peer = |tls| Peer { remote: Some(remote), local: Some(local), tls };
+            let peer = |tls| Peer { remote: Some(remote), local: Some(local), tls, interim: None };
             match greeting {
                 Greeting::Plain => spawn_http1(stream.into(), at, peer(false), house, seat, tasks),
                 Greeting::Sniff => spawn_greeted(greet::sniff(stream.into()), at, peer(false), house, seat, tasks),
@@ -176,7 +179,7 @@ where
         (Caller::Unix(stream), greeting) => {
             let opened = tokio::net::UnixStream::from_std(stream);
             let Some(stream) = opened.map_err(|error| broke(None, &error)).ok() else { return };
-            let peer = Peer { remote: None, local: None, tls: false };
+            let peer = Peer { remote: None, local: None, tls: false, interim: None };
             match greeting {
                 Greeting::Plain | Greeting::Tls(_) => spawn_http1(stream.into(), at, peer, house, seat, tasks),
                 Greeting::Sniff => spawn_greeted(greet::sniff(stream.into()), at, peer, house, seat, tasks),
@@ -229,7 +232,7 @@ fn spawn_greeted<S, F, B>(
                     service(request, peer)
                 };
                 let streams = Streams::new(at, limits, seat.place.clone());
-                let served = http2::serve(socket, &streams, &house.http2, service, peer, &house.drain);
+                let served = http2::serve(socket, &streams, &house.http2, service, peer.clone(), &house.drain);
                 if let Err(error) = Box::pin(served).await {
                     if error.is_abuse() {
                         seat.is_abused();
@@ -265,7 +268,7 @@ where
 {
     let exchange = Arc::new(Exchange::new(house.drain.clone(), seat));
     let wire = Wire::new(socket, at, &house.limits, exchange.clone());
-    let (shared, service) = (exchange.clone(), house.service.clone());
+    let (shared, service, remote) = (exchange.clone(), house.service.clone(), peer.remote);
     let answering = service_fn(move |mut request: Request<Incoming>| {
         name(&mut request, client.as_ref());
         let turn = exchange.begin();
@@ -274,18 +277,16 @@ where
             head::ask_server(&mut request);
         }
         // Clients of HTTP/1.0 know no interim answers.
-        if request.version() == http::Version::HTTP_11 {
-            request.extensions_mut().insert(exchange.interim());
-        }
+        let interim = (request.version() == http::Version::HTTP_11).then(|| exchange.interim());
         let verdict = exchange.verdict().and_then(|()| head::address(&mut request));
         // Boxed, as the connection is: a future that another one takes over would be kept room for twice.
-        let called = verdict.map(|()| Box::pin(service(request, peer)));
-        answer(called, turn, peer, connects)
+        let called = verdict.map(|()| Box::pin(service(request, Peer { interim, ..peer.clone() })));
+        answer(called, turn, peer.remote, connects)
     });
     let connection = Box::pin(house.http1.serve_connection(TokioIo::new(wire), answering).with_upgrades());
     async move {
         if let Err(error) = drive(connection, &shared).await {
-            tracing::debug!(remote = ?peer.remote, %error, "a connection ended early");
+            tracing::debug!(?remote, %error, "a connection ended early");
         }
     }
 }
@@ -301,7 +302,7 @@ fn name(request: &mut Request<Incoming>, client: Option<&ClientName>) {
 async fn answer<F, B>(
     called: Result<Pin<Box<F>>, HeadFault>,
     turn: Turn,
-    peer: Peer,
+    remote: Option<SocketAddr>,
     connects: bool,
 ) -> Result<Response<Answer<B>>, Infallible>
 where
@@ -310,7 +311,7 @@ where
     let answered = match called {
         Ok(running) => Ok(running.await),
         Err(fault) => {
-            tracing::debug!(remote = ?peer.remote, %fault, "a request was refused by its head");
+            tracing::debug!(?remote, %fault, "a request was refused by its head");
             Err(fault)
         }
     };

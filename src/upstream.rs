@@ -29,7 +29,7 @@ mod tests;
 pub use body::{BodyError, BoxError, RequestBody, ResponseBody};
 pub use connect::{ConnectError, open_tunnel};
 pub use connection::{AmbiguousResponse, Connection, SendError};
-pub use interim::on_interim;
+pub use interim::OnInterim;
 pub use switch::switched;
 pub use tls::{TlsSetupError, check_files};
 

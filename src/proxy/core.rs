@@ -13,7 +13,7 @@ use super::body::Body;
 use super::budget::Budget;
 use super::fingerprint::Imprinter;
 use super::guard::{Guard, GuardFault};
-use super::headers::Peer;
+use super::headers::Client;
 use super::route::egress::Destinations;
 use super::route::{Route, Routes};
 use super::shared::Shared;
@@ -107,9 +107,9 @@ impl Proxy {
     }
 
     /// Answers one request, under the settings as they are now.
-    pub fn handle(&self, request: Request<Incoming>, peer: Peer) -> impl Future<Output = Response<Body>> + use<> {
+    pub fn handle(&self, request: Request<Incoming>, client: Client) -> impl Future<Output = Response<Body>> + use<> {
         // Not a mere borrow: few of those are free of locks at a time, and this one lasts as long as the request.
-        self.0.load_full().handle(request, peer)
+        self.0.load_full().handle(request, client)
     }
 }
 

@@ -8,7 +8,7 @@ use std::pin::pin;
 use bytes::Bytes;
 use http::header::{CONTENT_LENGTH, CONTENT_TYPE, HeaderMap};
 use http::uri::PathAndQuery;
-use http::{Extensions, Method, StatusCode, Uri, request, response};
+use http::{Method, StatusCode, Uri, request, response};
 use http_body::Body as _;
 use tokio::time::Instant;
 
@@ -26,6 +26,7 @@ use super::route::{self, Route};
 use crate::chain::Chain;
 use crate::config;
 use crate::fields::essence;
+use crate::interim::Interim;
 use crate::record::Reason;
 use crate::upstream::{BodyError, ConnectError, Connection, RequestBody, ResponseBody, SendError};
 
@@ -44,12 +45,14 @@ pub struct Original {
     pub peer: Peer,
     /// Its body.
     pub body: body::Whole,
+    /// Where interim answers to it go.
+    pub interim: Option<Interim>,
 }
 
 impl Original {
     /// The request as the upstream is to see it. What is large is moved out of here.
     pub fn outgoing(&mut self, route: &config::Route, key: &Key) -> Outgoing {
-        let Original { head, peer, body } = self;
+        let Original { head, peer, body, interim } = self;
         let (bytes, share) = (std::mem::take(&mut body.bytes), body.share.split(usize::MAX));
         // A client that gave a length sees it reach the upstream, be it 0.
         let says_length = head.headers.contains_key(CONTENT_LENGTH) || !bytes.is_empty();
@@ -58,8 +61,7 @@ impl Original {
         if says_length {
             fields.insert(CONTENT_LENGTH, bytes.len().into());
         }
-        let extensions = std::mem::take(&mut head.extensions);
-        Outgoing { method: head.method.clone(), target, fields, extensions, body: bytes, share }
+        Outgoing { method: head.method.clone(), target, fields, interim: interim.take(), body: bytes, share }
     }
 }
 
@@ -72,8 +74,8 @@ pub struct Outgoing {
     pub target: PathAndQuery,
     /// All fields, the length of the body among them.
     pub fields: HeaderMap,
-    /// What goes along with it on this side: who is told of interim answers.
-    pub extensions: Extensions,
+    /// Where interim answers go.
+    pub interim: Option<Interim>,
     /// The whole body.
     pub body: Bytes,
     /// What the bodies of this attempt take of the budget.
@@ -86,7 +88,6 @@ impl Outgoing {
         *request.method_mut() = self.method.clone();
         *request.uri_mut() = Uri::from(self.target.clone());
         *request.headers_mut() = self.fields.clone();
-        headers::pass_interim(&self.extensions, &mut request);
         request
     }
 }
@@ -188,7 +189,7 @@ fn hand_over(
     lease.set_sent(true);
     let mut request = outgoing.request();
     sending.mark(request.headers_mut());
-    connection.send(request)
+    connection.telling(outgoing.interim.clone().map(headers::pass_interim)).send(request)
 }
 
 /// Tells what went wrong with the upstream: of each kind one a second is a warning, the others are there at `debug`. What

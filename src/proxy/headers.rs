@@ -23,7 +23,7 @@ use crate::fields::list;
 use crate::interim::Interim;
 use crate::record::Response;
 use crate::trace::Context;
-use crate::upstream::{RequestBody, on_interim};
+use crate::upstream::OnInterim;
 
 const CACHE_STATUS: HeaderName = HeaderName::from_static("cache-status");
 const IDEMPOTENT_REPLAYED: HeaderName = HeaderName::from_static("idempotent-replayed");
@@ -193,6 +193,15 @@ pub(super) fn take_off(fields: &mut HeaderMap, goes: impl Fn(&HeaderName) -> boo
     }
 }
 
+/// The client of one request.
+#[derive(Debug)]
+pub struct Client {
+    /// Who it is.
+    pub peer: Peer,
+    /// Where interim answers go, if it can be told.
+    pub interim: Option<Interim>,
+}
+
 /// Who sent a request, as the upstream is told.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
@@ -337,17 +346,15 @@ pub fn from_upstream(mut fields: HeaderMap, version: Version, keep_length: bool)
     fields
 }
 
-/// Has the client of this request told of what the upstream says before its answer, without the fields of the hop.
-pub fn pass_interim(extensions: &http::Extensions, request: &mut http::Request<RequestBody>) {
-    if let Some(interim) = extensions.get::<Interim>().cloned() {
-        on_interim(request, move |status, version, fields| {
-            let mut fields = fields.clone();
-            let named = named_by_connection(&fields);
-            take_off(&mut fields, |name| is_hop_by_hop(name, &named) || *name == CONTENT_LENGTH);
-            add_via(&mut fields, version);
-            interim.tell(status, &fields);
-        });
-    }
+/// Tells the client of a request what the upstream says before its answer, without the fields of the hop.
+pub fn pass_interim(interim: Interim) -> OnInterim {
+    OnInterim::new(move |status, version, fields| {
+        let mut fields = fields.clone();
+        let named = named_by_connection(&fields);
+        take_off(&mut fields, |name| is_hop_by_hop(name, &named) || *name == CONTENT_LENGTH);
+        add_via(&mut fields, version);
+        interim.tell(status, &fields);
+    })
 }
 
 /// Takes the length off that [`from_upstream`] has left: the body gives it once it is whole.

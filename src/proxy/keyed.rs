@@ -26,6 +26,7 @@ use super::notes::Notes;
 use super::respond::{self, Answer};
 use super::route::Route;
 use crate::config::{OnDuplicate, OnUnknown};
+use crate::interim::Interim;
 use crate::metrics::RequestResult;
 use crate::record::{Imprint, Likeness, Reason};
 
@@ -37,6 +38,8 @@ pub(super) struct Keyed<'a> {
     pub(super) peer: Peer,
     /// How long the client wants to wait as a duplicate, if that is less than the route would let it.
     pub(super) preferred_wait: Option<Duration>,
+    /// Where interim answers to its attempt go.
+    pub(super) interim: Option<Interim>,
     /// Gone once the request can only join.
     pub(super) body: Option<body::Whole>,
     pub(super) imprint: Imprint,
@@ -91,7 +94,12 @@ impl Keyed<'_> {
             store: self.core.store.clone(),
             shared: self.core.shared.clone(),
             claim: claim::attempt(&self.route.config, &self.identity.id, &self.imprint, self.key.is_quoted()),
-            original: Original { head: std::mem::replace(self.head, nothing()), peer: self.peer, body },
+            original: Original {
+                head: std::mem::replace(self.head, nothing()),
+                peer: self.peer,
+                body,
+                interim: self.interim.take(),
+            },
             identity: self.identity.clone(),
             key: self.key.clone(),
             in_flight: Some(in_flight),

@@ -28,6 +28,7 @@ use super::shared::Shared;
 use super::tunnel::{self, Bounds, Offer};
 use crate::alarm::Alarm;
 use crate::chain::Chain;
+use crate::interim::Interim;
 use crate::metrics::RequestResult;
 use crate::record::Reason;
 use crate::upstream::{ConnectError, RequestBody, ResponseBody, SendError, switched};
@@ -55,6 +56,8 @@ impl Plain {
 pub struct Passage<'a, H> {
     /// The client.
     pub peer: Peer,
+    /// Where interim answers go.
+    pub interim: Option<Interim>,
     /// Given back when the response, or what comes after a 101, has ended.
     pub held: H,
     /// How long an upgraded connection may be silent.
@@ -70,8 +73,9 @@ pub async fn pass<H: Send + 'static>(
     route: &Route,
     head: &mut request::Parts,
     body: Plain,
-    passage: Passage<'_, H>,
+    mut passage: Passage<'_, H>,
 ) -> Result<Answer, Problem> {
+    let interim = passage.interim.take();
     let progress = Progress::default();
     let owed = Owed(progress.clone());
     let framing = framing(head, &body);
@@ -104,13 +108,12 @@ pub async fn pass<H: Send + 'static>(
         *request.uri_mut() = Uri::from(target);
         *request.headers_mut() = headers::to_upstream(&route.config, head, passage.peer, None);
         framing.write(request.headers_mut());
-        headers::pass_interim(&head.extensions, &mut request);
         if let Some(offer) = &offer {
             offer.ask(request.headers_mut());
         }
         request
     };
-    let sent = send(route, make, body, &progress, &mut sending).await;
+    let sent = send(route, make, body, &progress, &mut sending, interim).await;
     match &sent {
         Ok(response) => sending.ended(Some(response.status().as_u16()), None),
         Err(Failure::NotSent(_)) => sending.ended(None, Some("not-sent")),
@@ -231,6 +234,7 @@ async fn send(
     body: RequestBody,
     progress: &Progress,
     sending: &mut Sending,
+    interim: Option<Interim>,
 ) -> Result<http::Response<ResponseBody>, Failure> {
     let mut patience = Patience::new(route, progress);
     let pool = route.pool.for_plain();
@@ -244,7 +248,7 @@ async fn send(
         sending.mark(request.headers_mut());
         // A stream of HTTP/2 may be refused, and then the body alone comes back.
         let head = (!route.pool.can_switch()).then(|| Box::new(head_of(&request)));
-        (head, connection.send(request))
+        (head, connection.telling(interim.clone().map(headers::pass_interim)).send(request))
     };
     let mut again = match patience.wait(pin!(answer)).await? {
         Ok(response) => return Ok(response),
@@ -262,7 +266,7 @@ async fn send(
     let resent = Box::pin(async {
         let connection = pool.connect().await.map_err(|error| not_connected(route, &error))?;
         sending.mark(again.headers_mut());
-        match connection.send(*again).await {
+        match connection.telling(interim.map(headers::pass_interim)).send(*again).await {
             Ok(response) => Ok(response),
             Err(error @ SendError::NotSent { .. }) => Err(not_sent(route, &error)),
             Err(error @ SendError::SpeaksTls { .. }) => Err(refused_unread(route, &error)),

@@ -5,6 +5,7 @@
 
 use std::convert::Infallible;
 use std::future::poll_fn;
+use std::net::SocketAddr;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -110,8 +111,8 @@ where
     let answering = service_fn(move |mut request: Request<Incoming>| {
         let turn = counted.begin();
         let is_head = request.method() == Method::HEAD;
-        let called = head::adopt(&mut request).map(|()| service(request, peer));
-        reply(called, turn, peer, is_head)
+        let called = head::adopt(&mut request).map(|()| service(request, peer.clone()));
+        reply(called, turn, peer.remote, is_head)
     });
     let connection = http.serve_connection(TokioIo::new(Flow::new(socket, streams.idle_timeout())), answering);
     let mut connection = pin!(connection);
@@ -158,7 +159,7 @@ where
 async fn reply<F, B>(
     called: Result<F, HeadFault>,
     mut turn: StreamTurn,
-    peer: Peer,
+    remote: Option<SocketAddr>,
     is_head: bool,
 ) -> Result<Response<Reply<B>>, Infallible>
 where
@@ -168,7 +169,7 @@ where
     let mut response = match called {
         Ok(running) => running.await.map(|body| (Some(body), Bytes::new())),
         Err(fault) => {
-            tracing::debug!(remote = ?peer.remote, %fault, "a request was refused by its head");
+            tracing::debug!(?remote, %fault, "a request was refused by its head");
             answer::refusal(fault).map(|text| (None, text))
         }
     };

@@ -146,6 +146,7 @@ pub struct Connection {
     via: Via,
     shared: Arc<Shared>,
     reused: bool,
+    interim: Option<OnInterim>,
 }
 
 /// What carries a request.
@@ -157,11 +158,17 @@ pub(super) enum Via {
 
 impl Connection {
     pub(super) fn fresh(via: Via, shared: Arc<Shared>) -> Connection {
-        Connection { via, shared, reused: false }
+        Connection { via, shared, reused: false, interim: None }
     }
 
     pub(super) fn reused(via: Via, shared: Arc<Shared>) -> Connection {
-        Connection { via, shared, reused: true }
+        Connection { via, shared, reused: true, interim: None }
+    }
+
+    /// Has somebody told of what the upstream says before its answer to the request that is sent on it.
+    #[must_use]
+    pub fn telling(self, interim: Option<OnInterim>) -> Connection {
+        Connection { interim, ..self }
     }
 
     /// Whether it has carried a request before, so that the upstream may be about to close it.
@@ -179,23 +186,27 @@ impl Connection {
         self,
         request: Request<RequestBody>,
     ) -> impl Future<Output = Result<Response<ResponseBody>, SendError>> + Send {
-        let Connection { via, shared, reused } = self;
+        let Connection { via, shared, reused, interim } = self;
         // Handed over before the first wait: a future that holds the request is large, and this one every request has.
         let handed_over = match via {
-            Via::Own(link) if link.is_ready() => Ok(hand_over(link, request, &shared)),
-            Via::Own(link) => Err(Ok((link, Box::new(request)))),
-            Via::Stream(stream) => Err(Err(Box::pin(send_on(stream, request, shared.clone())))),
+            Via::Own(link) if link.is_ready() => Ok(hand_over(link, request, interim, &shared)),
+            Via::Own(link) => Err(Ok(Box::new((link, request, interim)))),
+            Via::Stream(stream) => Err(Err(Box::pin(send_on(stream, request, interim, shared.clone())))),
         };
         async move {
             let handed = match handed_over {
                 Ok(handed) => handed,
                 Err(Err(sending)) => return sending.await,
-                Err(Ok((mut link, request))) => match link.ready().await {
-                    Ok(()) => hand_over(link, *request, &shared),
-                    Err(source) => {
-                        return Err(SendError::NotSent { request: Some(request), body: None, source: source.into() });
+                Err(Ok(waiting)) => {
+                    let (mut link, request, interim) = *waiting;
+                    match link.ready().await {
+                        Ok(()) => hand_over(link, request, interim, &shared),
+                        Err(source) => {
+                            let request = Some(Box::new(request));
+                            return Err(SendError::NotSent { request, body: None, source: source.into() });
+                        }
                     }
-                },
+                }
             };
             let Handed { link, method, before, answer } = handed;
             let failed = match answer.await {
@@ -247,17 +258,13 @@ struct Handed<A> {
 fn hand_over(
     mut link: Link,
     mut request: Request<RequestBody>,
+    interim: Option<OnInterim>,
     shared: &Shared,
 ) -> Handed<impl Future<Output = Result<Response<Incoming>, TrySendError<Request<RequestBody>>>> + Send + use<>> {
     *request.version_mut() = Version::HTTP_11;
-    if let Some(interim) = OnInterim::of(&mut request) {
-        hyper::ext::on_informational(&mut request, move |said| {
-            interim.tell(said.status(), said.version(), said.headers());
-        });
-    }
     link.meter.look_before_writing();
     let method = request.method().clone();
-    link.meter.awaits_answer();
+    link.meter.awaits_answer(interim);
     let before = link.meter.written();
     shared.sends.inc();
     let answer = Box::pin(link.sender.try_send_request(request));
@@ -268,6 +275,7 @@ fn hand_over(
 async fn send_on(
     stream: Stream,
     request: Request<RequestBody>,
+    interim: Option<OnInterim>,
     shared: Arc<Shared>,
 ) -> Result<Response<ResponseBody>, SendError> {
     let method = request.method().clone();
@@ -276,7 +284,7 @@ async fn send_on(
         return Err(SendError::NotSent { request: Some(Box::new(request)), body: None, source: FewerStreams.into() });
     }
     shared.sends.inc();
-    let (head, body) = stream.send(request, shared.dialer.upstream()).await?;
+    let (head, body) = stream.send(request, interim, shared.dialer.upstream()).await?;
     let body = body.declared(&head.headers, has_body(&method, head.status));
     Ok(Response::from_parts(head, ResponseBody::stream(body)))
 }

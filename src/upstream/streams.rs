@@ -253,14 +253,14 @@ impl Stream {
     /// Sends one request and waits for the head of its response.
     pub(super) async fn send(
         mut self,
-        mut request: Request<RequestBody>,
+        request: Request<RequestBody>,
+        interim: Option<OnInterim>,
         upstream: &config::Upstream,
     ) -> Result<(http::response::Parts, StreamBody), SendError> {
         if let Err(source) = poll_fn(|cx| self.session.sender.poll_ready(cx)).await {
             self.session.usage.over.store(true, Ordering::Relaxed);
             return Err(SendError::NotSent { request: Some(Box::new(request)), body: None, source: source.into() });
         }
-        let interim = OnInterim::of(&mut request);
         let (head, body) = request.into_parts();
         let head = Request::from_parts(translated(head, upstream), ());
         let sent = self.session.sender.send_request(head, body.is_end_stream());
@@ -275,7 +275,10 @@ impl Stream {
         let answer = poll_fn(|cx| {
             if let Some(interim) = &interim {
                 while let Poll::Ready(Some(Ok(said))) = response.poll_informational(cx) {
-                    interim.tell(said.status(), said.version(), said.headers());
+                    // Not `100 Continue`, for which the proxy has not asked.
+                    if said.status().as_u16() > 101 {
+                        interim.tell(said.status(), said.version(), said.headers());
+                    }
                 }
             }
             Pin::new(&mut response).poll(cx)

@@ -7,15 +7,17 @@ use std::io::{self, IoSlice, Read as _};
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 
+use http::{HeaderMap, StatusCode, Version};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpStream, UnixStream};
 use tokio_rustls::client::TlsStream;
 
 use super::frames::Frames;
+use super::interim::{Heads, OnInterim};
 
 /// What the two ends of a connection share: the task that does its reading and writing, and the sender of requests.
 #[derive(Debug, Default)]
@@ -32,6 +34,7 @@ pub(super) struct Meter {
     gone_from: AtomicU32,
     /// Whether an answer is waited for, of which nothing has come.
     awaits: AtomicBool,
+    interim: Mutex<Option<OnInterim>>,
     /// The address at the other end, on a network.
     peer: Option<IpAddr>,
 }
@@ -57,9 +60,16 @@ impl Meter {
         self.look.store(true, Ordering::Relaxed);
     }
 
-    /// Notes that the next bytes begin an answer of HTTP/1.
-    pub(super) fn awaits_answer(&self) {
+    /// Notes that the next bytes begin an answer of HTTP/1, and who is told of what comes before it.
+    pub(super) fn awaits_answer(&self, interim: Option<OnInterim>) {
+        *self.interim.lock().unwrap_or_else(PoisonError::into_inner) = interim;
         self.awaits.store(true, Ordering::Relaxed);
+    }
+
+    fn tell(&self, status: StatusCode, fields: &HeaderMap) {
+        if let Some(interim) = &*self.interim.lock().unwrap_or_else(PoisonError::into_inner) {
+            interim.tell(status, Version::HTTP_11, fields);
+        }
     }
 
     /// Whether the peer's first word without TLS was an alert of TLS: the bytes of HTTP went to a TLS stack, which hands
@@ -224,12 +234,9 @@ pub(super) struct Wire {
     meter: Arc<Meter>,
     /// Where HTTP/2 is spoken.
     frames: Option<Frames>,
-    /// How much of the version of an answer has come; `None` once it has, or where it is not waited for.
-    version: Option<usize>,
+    /// Where HTTP/1 is spoken.
+    heads: Heads,
 }
-
-/// How an answer of HTTP/1 begins, up to its minor version.
-const VERSION: &[u8] = b"HTTP/1.";
 
 #[derive(Debug)]
 enum Stream {
@@ -241,12 +248,12 @@ impl Wire {
     pub(super) fn plain(socket: Socket) -> Wire {
         let meter = socket.meter.clone();
         meter.plain.store(true, Ordering::Relaxed);
-        Wire { stream: Stream::Plain(socket), meter, frames: None, version: None }
+        Wire { stream: Stream::Plain(socket), meter, frames: None, heads: Heads::Over }
     }
 
     pub(super) fn tls(tls: TlsStream<Socket>) -> Wire {
         let meter = tls.get_ref().0.meter.clone();
-        Wire { stream: Stream::Tls(Box::new(tls)), meter, frames: None, version: None }
+        Wire { stream: Stream::Tls(Box::new(tls)), meter, frames: None, heads: Heads::Over }
     }
 
     /// Looks at the frames from now on, of which the first is the next to be read. What they say is on the meter.
@@ -286,24 +293,6 @@ impl Wire {
     }
 }
 
-/// Writes the minor version of an answer as 1 where it is a later one, which is to be read so (RFC 9110 section 2.5); hyper
-/// knows none. So much of the version was `seen` before these bytes, and so much is now.
-fn lower_version(mut seen: usize, bytes: &mut [u8]) -> Option<usize> {
-    for byte in bytes {
-        match VERSION.get(seen) {
-            Some(expected) if byte == expected => seen += 1,
-            Some(_) => return None,
-            None => {
-                if matches!(*byte, b'2'..=b'9') {
-                    *byte = b'1';
-                }
-                return None;
-            }
-        }
-    }
-    Some(seen)
-}
-
 impl AsyncRead for Wire {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let before = buf.filled().len();
@@ -317,10 +306,11 @@ impl AsyncRead for Wire {
         };
         if self.meter.awaits.load(Ordering::Relaxed) && buf.filled().len() > before {
             self.meter.awaits.store(false, Ordering::Relaxed);
-            self.version = Some(0);
+            self.heads = Heads::awaited();
         }
-        if let Some(seen) = self.version {
-            self.version = lower_version(seen, &mut buf.filled_mut()[before..]);
+        if !matches!(self.heads, Heads::Over) {
+            let Wire { heads, meter, .. } = &mut *self;
+            heads.follow(&mut buf.filled_mut()[before..], |status, fields| meter.tell(status, fields));
         }
         if let Some(last) = self.frames.as_mut().and_then(|frames| frames.follow(&buf.filled()[before..])) {
             self.meter.goes_away(last);
