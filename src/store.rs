@@ -155,18 +155,17 @@ pub fn open(config: &StoreConfig, metrics: &Arc<Metrics>) -> Result<Opened, Open
         }
     };
     let measured = Arc::new(Measured::new(opened.store, metrics));
-    let cores =
-        Cores { measured: Arc::clone(&measured), ways: Ways::new(config.timeout), every: tried_every(&config.backend) };
+    let cores = Cores { measured: Arc::clone(&measured), ways: Ways::new(config.timeout), every: tried_every(config) };
     Ok(Opened { store: measured, background: opened.background, cores, renewals })
 }
 
 /// How often a core's way to the store is tried while nothing else shows that it works. In this process there is nothing
 /// between a core and its store; on Postgres each try is written to a disk.
-fn tried_every(backend: &Backend) -> Option<Duration> {
-    match backend {
+fn tried_every(config: &StoreConfig) -> Option<Duration> {
+    match &config.backend {
         Backend::Memory | Backend::Disk { .. } => None,
-        Backend::Redis(_) => Some(Duration::from_secs(5)),
-        Backend::Postgres(_) => Some(Duration::from_secs(15)),
+        Backend::Redis(_) if config.second_line.is_none() => Some(Duration::from_secs(10)),
+        Backend::Redis(_) | Backend::Postgres(_) => Some(Duration::from_secs(15)),
     }
 }
 

@@ -23,7 +23,7 @@ use crate::record::{
 /// The route of the probe's records. No route of the settings can have this name: theirs are in lower case.
 const ROUTE: &str = "PREFLIGHT";
 /// Lease and retention of the probe's records: what a crash leaves of them is gone soon.
-pub(super) const LIFE: Duration = Duration::from_secs(5);
+const LIFE: Duration = Duration::from_secs(5);
 /// How many looks the latency is taken from.
 const LOOKS: usize = 15;
 /// A store's clock that is this far from the process's is told to the operator: leases do not mind, people do.

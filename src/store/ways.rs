@@ -16,10 +16,12 @@ use tokio::sync::Notify;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::{Store, StoreError, StoreErrorKind, preflight};
-use crate::record::{ClaimReply, Response};
+use crate::record::{Claim, ClaimReply, Response};
 
 /// How often a way that failed is tried again.
 const AFTER_FAILURE: Duration = Duration::from_millis(500);
+/// How long the record of a try is kept.
+const KEPT: Duration = Duration::from_secs(1);
 /// How often a store that is away is looked at.
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
 
@@ -168,15 +170,20 @@ pub(super) async fn keep(way: Arc<Way>, store: Arc<dyn Store>, every: Option<Dur
     if every.is_none() {
         way.due(every).await;
     }
+    let mut executed = pair();
     loop {
         while store.ready().is_err() {
             sleep(BETWEEN_LOOKS).await;
         }
-        match try_out(&*store).await {
-            Ok(()) => {
+        match try_out(&*store, &executed).await {
+            Ok(true) => {
                 way.open();
+                executed = pair();
                 way.due(every).await;
             }
+            // A completion may fail and be there all the same. It shows nothing of the next.
+            Ok(false) => executed = pair(),
+            // The same claims again: a way that fails for hours leaves two records behind, not two for each try.
             Err(error) => {
                 way.close(&error);
                 let _ = timeout(AFTER_FAILURE, way.in_doubt.notified()).await;
@@ -185,19 +192,22 @@ pub(super) async fn keep(way: Arc<Way>, store: Arc<dyn Store>, every: Option<Dur
     }
 }
 
-/// A first execution without the execution, and a claim that is handed back. Two claims at once, because a store may have
-/// several connections for them.
-async fn try_out(store: &dyn Store) -> Result<(), StoreError> {
-    let (executed, unused) = (preflight::claim(), preflight::claim());
-    let (one, other) = tokio::join!(store.claim(&executed), store.claim(&unused));
-    let released = match other? {
-        ClaimReply::Granted { .. } => store.release(&unused).await.map(drop),
-        ClaimReply::Taken(_) | ClaimReply::Lost => Ok(()),
+fn pair() -> [Claim; 2] {
+    [preflight::claim(), preflight::claim()]
+}
+
+/// First executions without the execution. Two at once, because a store may have several connections for claims. What is
+/// recorded expires by itself, without a trace: a tombstone for each try would be more than all that an idle store holds.
+/// Says whether both were claimed, and so recorded.
+async fn try_out(store: &dyn Store, [one, other]: &[Claim; 2]) -> Result<bool, StoreError> {
+    let execute = async |claim: &Claim| {
+        let is_granted = matches!(store.claim(claim).await?, ClaimReply::Granted { .. });
+        if is_granted {
+            let response = Response::new(200, std::iter::empty(), std::iter::empty(), Some(Bytes::from_static(b"{}")));
+            store.complete(claim, &response, KEPT).await?;
+        }
+        Ok::<_, StoreError>(is_granted)
     };
-    if let ClaimReply::Granted { .. } = one? {
-        let response = Response::new(200, std::iter::empty(), std::iter::empty(), Some(Bytes::from_static(b"{}")));
-        store.complete(&executed, &response, preflight::LIFE).await?;
-        store.forget(&executed.id, executed.token, false).await?;
-    }
-    released
+    let (one, other) = tokio::join!(execute(one), execute(other));
+    Ok(one? && other?)
 }

@@ -56,6 +56,13 @@ impl Heads {
     /// Follows the bytes that come next. A minor version that is newer than 1 is written as 1 (RFC 9110 section 2.5): hyper
     /// knows none. `tell` gets interim answers.
     pub(super) fn follow(&mut self, bytes: &mut [u8], mut tell: impl FnMut(StatusCode, &HeaderMap)) {
+        // As nearly all answers begin.
+        if let (Heads::Begun(0), Some((b"HTTP/1.1 ", [class, ..]))) = (&*self, bytes.split_first_chunk())
+            && *class != b'1'
+        {
+            *self = Heads::Over;
+            return;
+        }
         let mut at = 0;
         while at < bytes.len() {
             match self {
