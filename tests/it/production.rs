@@ -161,3 +161,19 @@ async fn serve(listener: TcpListener, text: &'static str) {
         });
     }
 }
+
+#[tokio::test]
+#[ignore = "make test-production"]
+async fn an_idle_redis_is_asked_little() {
+    let world = World::build(Store::redis()).alone().top("threads = 2").start().await;
+    // One execution, so that the sweep has had something to do.
+    world.pay("k").await.assert_executed(201);
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    world.redis().command(&["CONFIG", "RESETSTAT"]).await;
+    // As long as each core waits between two tries of its connections, twice.
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let stats = String::from_utf8(world.redis().command(&["INFO", "stats"]).await).unwrap();
+    let commands = stats.lines().find_map(|line| line.strip_prefix("total_commands_processed:")).unwrap();
+    let commands: u64 = commands.trim().parse().unwrap();
+    assert!(commands < 20 * 20, "{commands} commands in 20 s");
+}

@@ -1,10 +1,11 @@
 //! The sweep: claims whose lease is over become unknown although nobody asks, so that a crash shows within seconds.
 //!
 //! Of all processes that share a server one sweeps, by a key with a lease; it also writes down how many records are
-//! open, which the others read. It walks the indexes only, on a connection of its own, and never the records. Each server
-//! of a cluster is swept by itself, so that one that hangs does not stop the sweep of the others.
+//! open, which the others read. It walks the indexes only, on a connection of its own, and never the records; and of the
+//! indexes those that have something in them: an idle server is asked for all at once, and has nothing. Each server of a
+//! cluster is swept by itself, so that one that hangs does not stop the sweep of the others.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet};
 use std::time::Duration;
 
 use redis::Value;
@@ -23,7 +24,10 @@ use crate::store::{StoreError, StoreErrorKind};
 const SWEEP_EVERY: Duration = Duration::from_secs(1);
 // Longer than a round takes, so that a slow sweeper is not joined by a second.
 const SWEEPER_LEASE: Duration = Duration::from_secs(5);
-const SHARDS_A_TRIP: usize = 64;
+/// So many shards are looked at in one trip: whoever else is on that server waits for it.
+const SHARDS_A_TRIP: usize = 16;
+/// The counts are written anew after so many rounds at the latest, should the server have lost them.
+const COUNTS_ANEW: u32 = 10;
 /// Lapsed claims of one shard in one round; what is left comes with the next.
 const LAPSED_A_ROUND: usize = 1000;
 /// Held records of one shard that are looked up in one round, to drop those that expired or were removed by hand.
@@ -68,6 +72,12 @@ struct Sweep<'a> {
     /// Claimed and unknown records.
     counted: (u64, u64),
     has_counted: bool,
+    /// The shards that had open records in the last round.
+    occupied: BTreeSet<u8>,
+    /// On a cluster: how many of the others were looked at by now.
+    looked: usize,
+    /// For how many rounds the counts have stayed the same.
+    same_counts: u32,
     /// Up to which place the held records of each shard were looked up.
     next_held: Vec<usize>,
     /// Members that were already complained about.
@@ -97,6 +107,9 @@ impl<'a> Sweep<'a> {
             was_sweeper: false,
             counted: (0, 0),
             has_counted: false,
+            occupied: BTreeSet::new(),
+            looked: 0,
+            same_counts: COUNTS_ANEW,
             next_held: vec![0; usize::from(SHARDS)],
             odd: HashSet::new(),
         }
@@ -127,19 +140,77 @@ impl<'a> Sweep<'a> {
             return Ok(false);
         }
         let (mut claimed, mut unknown) = (0, 0);
-        let shards = self.shards.clone();
-        for shards in shards.chunks(SHARDS_A_TRIP) {
+        self.find_occupied().await?;
+        let occupied: Vec<u8> = self.occupied.iter().copied().collect();
+        for shards in occupied.chunks(SHARDS_A_TRIP) {
             for glance in self.glance(shards, now).await? {
                 let lapsed = self.visit_all(&glance).await?;
                 claimed += glance.claimed.saturating_sub(lapsed);
                 unknown += glance.unknown + lapsed;
+                if glance.claimed + glance.unknown == 0 {
+                    self.occupied.remove(&glance.shard);
+                }
             }
         }
-        let mut commands = redis::pipe();
-        commands.cmd("SET").arg(&self.counts).arg(format!("{claimed} {unknown}"));
-        self.ask(self.shards[0], Question::Commands(commands)).await?;
+        self.same_counts = if self.counted == (claimed, unknown) { self.same_counts + 1 } else { COUNTS_ANEW };
+        if self.same_counts >= COUNTS_ANEW {
+            let mut commands = redis::pipe();
+            commands.cmd("SET").arg(&self.counts).arg(format!("{claimed} {unknown}"));
+            self.ask(self.shards[0], Question::Commands(commands)).await?;
+            self.same_counts = 0;
+        }
         self.count(claimed, unknown);
         Ok(true)
+    }
+
+    /// Finds the shards that have open records, besides those that had some.
+    ///
+    /// One server says of all at once how many there are, and is asked for fewer and fewer where there are any. The nodes of
+    /// a cluster are asked for one shard at a time, so for some in each round.
+    async fn find_occupied(&mut self) -> Result<(), StoreError> {
+        self.occupied.retain(|shard| self.shards.contains(shard));
+        let others: Vec<u8> = self.shards.iter().copied().filter(|shard| !self.occupied.contains(shard)).collect();
+        if self.shared.topology.is_cluster() {
+            let from = self.looked.checked_rem(others.len()).unwrap_or(0);
+            let next: Vec<_> =
+                others.iter().cycle().skip(from).take(SHARDS_A_TRIP.min(others.len())).copied().collect();
+            self.looked = from + next.len();
+            return self.keep_occupied(&next).await;
+        }
+        if others.is_empty() || self.occupied_among(&[&others]).await? == [0] {
+            return Ok(());
+        }
+        let groups: Vec<&[u8]> = others.chunks(SHARDS_A_TRIP).collect();
+        let counts = self.occupied_among(&groups).await?;
+        for (group, _) in groups.iter().zip(counts).filter(|(_, count)| *count > 0) {
+            self.keep_occupied(group).await?;
+        }
+        Ok(())
+    }
+
+    async fn keep_occupied(&mut self, shards: &[u8]) -> Result<(), StoreError> {
+        if shards.is_empty() {
+            return Ok(());
+        }
+        let each: Vec<&[u8]> = shards.chunks(1).collect();
+        let counts = self.occupied_among(&each).await?;
+        self.occupied.extend(shards.iter().zip(counts).filter(|(_, count)| *count > 0).map(|(shard, _)| *shard));
+        Ok(())
+    }
+
+    /// How many shards of each group have open records.
+    async fn occupied_among(&self, groups: &[&[u8]]) -> Result<Vec<u64>, StoreError> {
+        let mut commands = redis::pipe();
+        for group in groups {
+            let command = commands.cmd("EXISTS");
+            for shard in *group {
+                command.arg(self.shared.keys.open_of(*shard));
+            }
+        }
+        match self.ask(groups[0][0], Question::Commands(commands)).await? {
+            Value::Array(answers) if answers.len() == groups.len() => answers.iter().map(count).collect(),
+            _ => Err(odd_answer()),
+        }
     }
 
     async fn glance(&self, shards: &[u8], now: i64) -> Result<Vec<Glance>, StoreError> {
