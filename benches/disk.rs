@@ -165,7 +165,7 @@ fn of_database(group: usize, span: Duration) -> (u64, Duration) {
             write.open_table(TOMBSTONES_DUE).unwrap();
             for _ in 0..group {
                 let (claim, now) = (claim(), Timestamp(1_700_000_000_000 + start.elapsed().as_millis() as u64));
-                let mut slot = Slot::default();
+                let mut slot = Slot::new(None, false);
                 record::claim(&mut slot, &claim, now);
                 let key = [claim.id.hash().as_slice(), claim.id.route().as_bytes()].concat();
                 assert!(records.get(key.as_slice()).unwrap().is_none());

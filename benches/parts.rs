@@ -125,7 +125,7 @@ fn response(length: usize) -> Response {
 }
 
 fn claimed() -> Slot {
-    let mut slot = Slot::default();
+    let mut slot = Slot::new(None, false);
     record::claim(&mut slot, &claim(), NOW);
     slot
 }
@@ -158,7 +158,7 @@ fn rules(criterion: &mut Criterion) {
     let other = Claim { token: Token::from_bytes([2; 16]), ..claim.clone() };
     let each = BatchSize::SmallInput;
     group.bench_function("claim, absent", |bench| {
-        bench.iter_batched_ref(Slot::default, |slot| record::claim(slot, &claim, NOW), each);
+        bench.iter_batched_ref(|| Slot::new(None, false), |slot| record::claim(slot, &claim, NOW), each);
     });
     group.bench_function("claim, in progress", |bench| {
         bench.iter_batched_ref(claimed, |slot| record::claim(slot, &other, NOW), each);

@@ -24,7 +24,8 @@ pub(crate) mod tests;
 pub use imprint::{Credentials, Details, Differences, Fingerprint, Imprint, Likeness, Parts, RequestPart};
 pub use response::{MalformedFields, Response};
 
-/// How long a tombstone stops its token from being granted again: far longer than any message can be under way.
+/// How long a tombstone stops its token from being granted again, at the least: far longer than any message can be under way.
+/// It stands until the attempt's `abandon_at` too, up to which an attempt repeats its end.
 pub const TOMBSTONE_TTL: Duration = Duration::from_secs(300);
 
 /// A moment on the *store's* clock, in milliseconds since the Unix epoch.
@@ -392,16 +393,29 @@ impl Record {
 
 /// Everything a rule looks at and changes: the record of an id, and whether the operation's token has a tombstone.
 ///
-/// A rule may set `tombstone`; the store then keeps it for [`TOMBSTONE_TTL`]. No rule takes one away.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A rule may set `tombstone`; the store then keeps it until `buried_until`. No rule takes one away.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
     /// The record, `None` when absent.
     pub record: Option<Record>,
     /// Whether the token of the operation must never be granted (again).
     pub tombstone: bool,
+    /// Until when a tombstone that a rule has set must stand.
+    pub buried_until: Timestamp,
 }
 
 impl Slot {
+    /// What a store has: the record, and whether the operation's token has a tombstone.
+    pub fn new(record: Option<Record>, tombstone: bool) -> Slot {
+        Slot { record, tombstone, buried_until: Timestamp(0) }
+    }
+
+    /// Has the operation's token refused from now on, at least until this moment.
+    fn bury(&mut self, now: Timestamp, at_least_until: Timestamp) {
+        self.tombstone = true;
+        self.buried_until = at_least_until.max(now + TOMBSTONE_TTL);
+    }
+
     /// Makes an expired record absent. Every rule begins with this, so a store may free memory when it likes.
     fn expire(&mut self, now: Timestamp) {
         self.record.take_if(|record| record.expires_at().is_some_and(|at| at <= now));
@@ -695,7 +709,9 @@ pub enum ReleaseReply {
 /// Hands the grant back because nothing was sent. Its token is never granted again, even if its claim arrives later.
 pub fn release(slot: &mut Slot, claim: &Claim, now: Timestamp) -> ReleaseReply {
     slot.expire(now);
-    slot.tombstone = true;
+    let own = slot.record.as_ref().filter(|record| record.token == claim.token);
+    let abandon_at = own.map_or(Timestamp(0), |record| record.abandon_at);
+    slot.bury(now, abandon_at.max(now + claim.abandon_after));
     let Some(record) = slot.record.as_mut().filter(|r| r.token == claim.token && r.is_undecided()) else {
         return ReleaseReply::Lost;
     };
@@ -789,8 +805,9 @@ pub fn resolve(slot: &mut Slot, token: Token, finding: Finding, force: bool, now
         Finding::Executed { response, retention } => record.become_completed(response, retention, now),
         Finding::NotExecuted if now < record.abandon_at && !force => return ResolveReply::MayBeRunning,
         Finding::NotExecuted => {
+            let abandon_at = record.abandon_at;
             slot.record = None;
-            slot.tombstone = true;
+            slot.bury(now, abandon_at);
         }
     }
     ResolveReply::Resolved
@@ -815,8 +832,9 @@ pub fn forget(slot: &mut Slot, token: Token, force: bool, now: Timestamp) -> For
     if record.token != token || (record.is_open() && !force) {
         return ForgetReply::Conflict;
     }
+    let abandon_at = record.abandon_at;
     slot.record = None;
-    slot.tombstone = true;
+    slot.bury(now, abandon_at);
     ForgetReply::Forgotten
 }
 

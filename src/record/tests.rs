@@ -119,7 +119,7 @@ impl Store {
         let mut granted = None;
         let mut on_slot = |token: Option<Token>, rule: &mut dyn FnMut(&mut Slot)| {
             let is_buried = token.is_some_and(|token| self.buried.contains(&token));
-            let mut slot = Slot { record: self.record.take(), tombstone: is_buried };
+            let mut slot = Slot::new(self.record.take(), is_buried);
             rule(&mut slot);
             self.record = slot.record;
             if let Some(token) = token.filter(|_| slot.tombstone && !is_buried) {
@@ -243,7 +243,7 @@ proptest! {
             let step = store.apply(*pause, operation);
             let Some(before) = step.before.filter(|r| !is_expired(r, step.now)) else { continue };
             let (Operation::Claim(Claim { imprint: asking, .. }) | Operation::Look(asking)) = operation else { continue };
-            let slot = &mut Slot { record: Some(before.clone()), tombstone: false };
+            let slot = &mut Slot::new(Some(before.clone()), false);
             let LookReply::Taken(told) = look(slot, asking, step.now) else { unreachable!("it has not expired") };
             let (shown, first) = (asking.details.as_deref(), before.imprint.details.as_deref());
             let asks = shown.and_then(|details| details.credentials.as_ref());

@@ -282,7 +282,7 @@ impl Disk {
 /// Such an answer holds for the moment of the read: nothing but the record decides it, no tombstone (those matter to a
 /// grant alone), and what was committed later came later. So the writer, and the medium, need not be asked.
 fn answer_without_change(record: Option<Record>, claim: &Claim, now: Timestamp) -> Option<ClaimReply> {
-    let mut slot = Slot { record, tombstone: false };
+    let mut slot = Slot::new(record, false);
     let before = slot.record.clone();
     let reply = record::claim(&mut slot, claim, now);
     let changes = matches!(reply, ClaimReply::Granted { .. } | ClaimReply::Lost);
@@ -310,9 +310,7 @@ impl Store for Disk {
     fn look<'a>(&'a self, id: &'a RecordId, asking: &'a Imprint) -> Answer<'a, LookReply> {
         let asking = asking.clone();
         // A lapse that it finds is a matter of time alone, so the sweep may be the one to write it down.
-        Box::pin(
-            self.read_record(id, move |record, now| record::look(&mut Slot { record, tombstone: false }, &asking, now)),
-        )
+        Box::pin(self.read_record(id, move |record, now| record::look(&mut Slot::new(record, false), &asking, now)))
     }
 
     fn renew<'a>(&'a self, claim: &'a Claim) -> Answer<'a, RenewReply> {

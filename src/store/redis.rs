@@ -10,7 +10,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use redis::Value;
 
-use self::ask::{Limits, Question, ask};
+use self::ask::{Limits, Question, ask, ask_twice};
 use self::failure::NoAnswer;
 use self::health::Watched;
 use self::keys::Keys;
@@ -160,8 +160,19 @@ impl RedisStore {
                 (lane, Some(under_way))
             }
         };
-        let answer = ask(lane.to_shard(claim.id.hash()[0]), &Question::Claim(call), limits).await?;
-        self.told(&claim.id, claimed(answer, &claim.imprint)?)
+        let (answer, repeated) = ask_twice(lane.to_shard(claim.id.hash()[0]), &Question::Claim(call), limits).await?;
+        let told = self.told(&claim.id, claimed(answer, &claim.imprint)?)?;
+        if repeated && !matches!(told, Told::Reply(ClaimReply::Granted { .. })) {
+            Box::pin(self.bury(claim)).await?;
+        }
+        Ok(told)
+    }
+
+    /// After a claim that was repeated and not granted: its first message may still come, when whoever holds the key now
+    /// has let go of it, and would be granted to nobody.
+    async fn bury(&self, claim: &Claim) -> Result<(), StoreError> {
+        let buried = self.release(claim).await;
+        buried.map(drop).map_err(|error| StoreError { may_have_run: true, ..error })
     }
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {

@@ -316,6 +316,28 @@ on_stores! {
         assert!(!again.is_replay() && again.problem().is_empty(), "{}", again.shown());
     }
 
+    async fn a7_a_claim_that_was_repeated_and_refused_claims_nothing_later(store) {
+        let builder = World::build(store).relayed().proxies(2).store("timeout = \"1s\"");
+        let world = builder.route("on_duplicate = \"reject\"").start().await;
+        for proxy in &world.proxies {
+            Request::pay().key(&format!("warm-up-{}", proxy.address)).send(proxy.address).await.assert_executed(201);
+        }
+        let gate = Gate::new();
+        world.upstream.next(reply(429).behind(&gate));
+        let first = world.begin_pay("k-1");
+        world.upstream.reached(3).await;
+        // The other proxy's first message is still on its way when its second is told that the key is taken.
+        world.relay().lose_reply_to(store.claims_by(), Loss::Late);
+        let second = Request::pay().key("k-1").send(world.proxies[1].address).await;
+        assert!(matches!(second.status, 409 | 503), "{}", second.shown());
+        gate.open();
+        assert_eq!(first.answer().await.status, 429);
+        eventually("the attempt to end", async || world.proxy().open_records("").await.is_empty().then_some(())).await;
+        world.relay().let_go().await;
+        assert!(world.proxy().open_records("").await.is_empty(), "a claim that nobody will ever use");
+        world.pay("k-1").await.assert_executed(201);
+    }
+
     async fn a7_a_claim_whose_connection_fell_silent_is_never_its_own_stranger(store) {
         let world = World::build(store).relayed().store("timeout = \"2s\"").start().await;
         world.pay("warm-up").await.assert_executed(201);

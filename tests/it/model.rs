@@ -114,7 +114,7 @@ impl Attempts {
         | Message::Doubt(number)
         | Message::Release(number)) = message;
         let claim = self.claim(number);
-        let slot = &mut Slot { record: world.record.0.take(), tombstone: world.buried.contains(&number) };
+        let slot = &mut Slot::new(world.record.0.take(), world.buried.contains(&number));
         let (waits, next) = match message {
             Message::Claim(_) => match record::claim(slot, &claim, NOW) {
                 ClaimReply::Granted { .. } => (Claiming, Granted),
@@ -156,7 +156,7 @@ impl Attempts {
         } else {
             Finding::NotExecuted
         };
-        let slot = &mut Slot { record: world.record.0.take(), tombstone: world.buried.contains(&number) };
+        let slot = &mut Slot::new(world.record.0.take(), world.buried.contains(&number));
         record::resolve(slot, holder, finding, false, NOW + ABANDON_AFTER);
         world.record.0 = slot.record.take();
         if slot.tombstone {

@@ -56,7 +56,7 @@ impl Ruled {
             return fault.happens();
         }
         let mut slots = self.slots.lock().unwrap();
-        let (_, slot) = slots.entry(id.to_string()).or_insert_with(|| (id.clone(), Slot::default()));
+        let (_, slot) = slots.entry(id.to_string()).or_insert_with(|| (id.clone(), Slot::new(None, false)));
         let reply = rule(slot, self.now());
         Box::pin(async { Ok(reply) })
     }

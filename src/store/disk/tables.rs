@@ -28,7 +28,7 @@ use redb::{
 use super::super::index::{Marks, Position, as_shown, has_lapsed, matches, unchanged};
 use super::super::{OpenState, Page, Query, StoreError, StoreErrorKind, codec};
 use super::folder;
-use crate::record::{Record, RecordId, Slot, TOMBSTONE_TTL, Timestamp, Token, orphan};
+use crate::record::{Record, RecordId, Slot, Timestamp, Token, orphan};
 
 const RECORDS: TableDefinition<'_, &[u8], &[u8]> = TableDefinition::new("records");
 const OPEN: TableDefinition<'_, (u64, &[u8]), u8> = TableDefinition::new("open");
@@ -230,10 +230,10 @@ impl<'txn> Batch<'txn> {
         };
         let tombstone = [&key, token.as_bytes().as_slice()].concat();
         let buried = self.tombstones.get(tombstone.as_slice())?.is_some_and(|until| now < Timestamp(until.value()));
-        let mut slot = Slot { record: before.clone(), tombstone: buried };
+        let mut slot = Slot::new(before.clone(), buried);
         let reply = rule(&mut slot, now);
         if slot.tombstone && !buried {
-            self.bury(&tombstone, now + TOMBSTONE_TTL)?;
+            self.bury(&tombstone, slot.buried_until)?;
         }
         self.replace(id, &key, before.as_ref(), slot.record.as_ref())?;
         Ok(Ok(reply))

@@ -8,7 +8,7 @@ use std::ops::Bound;
 
 use super::super::index::{Marks, Position, as_shown, has_lapsed, matches, unchanged};
 use super::super::{OpenState, Query};
-use crate::record::{Record, RecordId, Slot, State, TOMBSTONE_TTL, Timestamp, Token};
+use crate::record::{Record, RecordId, Slot, State, Timestamp, Token};
 
 /// What became of a record when a rule was applied.
 pub(super) struct Applied<R> {
@@ -50,12 +50,12 @@ impl Shard {
     ) -> Applied<R> {
         let before = self.record(id).cloned();
         let buried = token.is_some_and(|token| self.is_buried(id, token, now));
-        let mut slot = Slot { record: before.clone(), tombstone: buried };
+        let mut slot = Slot::new(before.clone(), buried);
         let reply = rule(&mut slot);
         let changed = !unchanged(before.as_ref(), slot.record.as_ref());
         let lapsed = changed && has_lapsed(before.as_ref(), slot.record.as_ref());
         if let Some(token) = token.filter(|_| slot.tombstone && !buried) {
-            self.bury(id, token, now);
+            self.bury(id, token, slot.buried_until);
         }
         if changed {
             self.replace(id, before.as_ref(), slot.record);
@@ -127,8 +127,7 @@ impl Shard {
         !self.tombstones.is_empty() && self.tombstones.get(&(id.clone(), token)).is_some_and(|until| now < *until)
     }
 
-    fn bury(&mut self, id: &RecordId, token: Token, now: Timestamp) {
-        let until = now + TOMBSTONE_TTL;
+    fn bury(&mut self, id: &RecordId, token: Token, until: Timestamp) {
         if self.tombstones.insert((id.clone(), token), until).is_none() {
             self.tombstones_by_age.push_back((until, id.clone(), token));
         }

@@ -8,6 +8,7 @@ use proptest::test_runner::{Config, TestRunner};
 
 use super::*;
 use crate::config::store::SslMode;
+use crate::record::TOMBSTONE_TTL;
 use crate::store::redis::differential::{Answered, Model, Operation, expect, finding, said, steps, token, usual};
 
 #[path = "../../../tests/it/postgres_server.rs"]

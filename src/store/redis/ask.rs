@@ -79,9 +79,18 @@ impl Limits {
 /// Asks until there is an answer, the deadline comes or the answer can only be the same again. A failure that says
 /// something about the server is remembered there.
 pub(super) async fn ask(route: Route<'_>, question: &Question<'_>, limits: Limits) -> Result<Value, NoAnswer> {
+    ask_twice(route, question, limits).await.map(|(answer, _)| answer)
+}
+
+/// The same, and whether an earlier message with the question may have been executed, or may still be.
+pub(super) async fn ask_twice(
+    route: Route<'_>,
+    question: &Question<'_>,
+    limits: Limits,
+) -> Result<(Value, bool), NoAnswer> {
     let mut carrier = Carrier::default();
     match try_once(route, None, question, &limits, &mut carrier).await {
-        Ok(answer) => Ok(answer),
+        Ok(answer) => Ok((answer, false)),
         // Boxed, as all that is rare on the way of an operation: it would make the future of each larger.
         Err(failure) => Box::pin(ask_on(route, question, limits, carrier, failure)).await,
     }
@@ -94,7 +103,7 @@ async fn ask_on<'a>(
     limits: Limits,
     mut carrier: Carrier<'a>,
     mut failure: Failure,
-) -> Result<Value, NoAnswer> {
+) -> Result<(Value, bool), NoAnswer> {
     let (mut may_have_run, mut cuts, mut redirections, mut pause) = (false, 0, 0, FIRST_PAUSE);
     let (mut earlier, mut patient) = (None, None);
     loop {
@@ -145,7 +154,7 @@ async fn ask_on<'a>(
         earlier = Some(failure);
         carrier = Carrier::default();
         failure = match try_once(route, asked_by.as_ref(), question, &limits, &mut carrier).await {
-            Ok(answer) => return Ok(answer),
+            Ok(answer) => return Ok((answer, may_have_run)),
             Err(failure) => failure,
         };
     }

@@ -6,7 +6,7 @@ if owner ~= token or (state ~= COMPLETED and ARGV[3] ~= '1') then
   if lapsed then save_lapsed() end
   return { 'conflict' }
 end
-bury()
+bury(abandon_at - now)
 redis.call('DEL', key)
 redis.call('ZREM', open, member)
 publish()

@@ -75,7 +75,8 @@ end
 
 local function has_tombstone() return redis.call('EXISTS', tombstone) == 1 end
 
-local function bury() redis.call('SET', tombstone, '', 'PX', TOMBSTONE_TTL) end
+-- Stops the token from being granted again: for a while, and for at least this span.
+local function bury(span) redis.call('SET', tombstone, '', 'PX', digits(math.max(TOMBSTONE_TTL, span))) end
 
 local function has_flag(flag) return flags % (flag * 2) >= flag end
 

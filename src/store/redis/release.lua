@@ -1,5 +1,6 @@
 -- record.rs: release. Whatever is found, this token is never granted again.
-bury()
+local abandon_after = struct.unpack('>I8', wish, 73)
+bury(math.max(abandon_after, (state ~= 0 and owner == token) and abandon_at - now or 0))
 if state == 0 or owner ~= token or not is_undecided() then return { 'lost' } end
 if prior_size > 0 then
   local inner = prior()

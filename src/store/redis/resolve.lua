@@ -14,7 +14,7 @@ elseif now < abandon_at and ARGV[3] ~= '1' then
   if lapsed then save_lapsed() end
   return { 'may-be-running' }
 else
-  bury()
+  bury(abandon_at - now)
   redis.call('DEL', key)
   redis.call('ZREM', open, member)
 end

@@ -170,7 +170,7 @@ proptest! {
     ) {
         let after = if changes { after } else { before.clone() };
         let now = Timestamp(1_000_000);
-        let slot = &mut Slot::default();
+        let slot = &mut Slot::new(None, false);
         let owner = claim(first.imprint(&before));
         record::claim(slot, &owner, now);
         let response = Response::new(201, [], [], None);
