@@ -130,8 +130,8 @@ fn canonical(ip: IpAddr) -> IpAddr {
     let [.., a, b] = v6.segments();
     let last = |high: u16, low: u16| Ipv4Addr::from((u32::from(high) << 16) | u32::from(low));
     match v6.segments() {
-        // Mapped; translated by NAT64 (RFC 6052 section 2.1).
-        [0, 0, 0, 0, 0, 0xffff, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => last(a, b).into(),
+        // Mapped; translated by SIIT (RFC 2765 section 2.1) and by NAT64 (RFC 6052 section 2.1).
+        [0, 0, 0, 0, 0, 0xffff, ..] | [0, 0, 0, 0, 0xffff, 0, ..] | [0x64, 0xff9b, 0, 0, 0, 0, ..] => last(a, b).into(),
         // 6to4 (RFC 3056).
         [0x2002, high, low, ..] => last(high, low).into(),
         // Compatible (RFC 4291 section 2.5.5.1), but for the unspecified address and loopback.
@@ -160,11 +160,24 @@ fn is_internal(ip: IpAddr) -> bool {
 }
 
 fn is_internal_v6(v6: Ipv6Addr) -> bool {
+    /// Oracle's and Scaleway's.
+    const METADATA: [[u16; 8]; 2] = [[0xfd00, 0xc1, 0, 0, 0, 0, 0xa9fe, 0xa9fe], [0xfd00, 0x42, 0, 0, 0, 0, 0, 0x42]];
     match v6.segments() {
         // AWS, and Google's.
         [0xfd00, 0xec2, ..] | [0xfd20, 0xce, ..] => true,
+        // A NAT64 of one's own (RFC 8215), whose prefix may have any of these lengths. Behind it nothing is at 0.0.0.0/8, which
+        // the padding of a shorter prefix looks like.
+        [0x64, 0xff9b, 1, ..] => embedded(v6).into_iter().any(|v4| v4.octets()[0] != 0 && is_internal(v4.into())),
+        segments if METADATA.contains(&segments) => true,
         _ => v6.is_loopback() || v6.is_unspecified() || v6.is_unicast_link_local() || v6.is_multicast(),
     }
+}
+
+/// The IPv4 addresses that may stand in one behind a prefix of 48, 56, 64 or 96 bits (RFC 6052 section 2.2).
+fn embedded(v6: Ipv6Addr) -> [Ipv4Addr; 4] {
+    let bytes = v6.octets();
+    [[6, 7, 9, 10], [7, 9, 10, 11], [9, 10, 11, 12], [12, 13, 14, 15]]
+        .map(|places| Ipv4Addr::from(places.map(|place| bytes[place])))
 }
 
 #[cfg(test)]
@@ -231,13 +244,30 @@ mod tests {
             "64:ff9b::a9fe:a9fe",
             "2002:7f00:1::",
             "2002:a9fe:a9fe::1",
+            "::ffff:0:169.254.169.254",
+            "::ffff:0:7f00:1",
+            "64:ff9b:1::a9fe:a9fe",
+            "64:ff9b:1:a9fe:a9:fe00::",
+            "64:ff9b:1:a9:fe:a9fe::",
+            "64:ff9b:1:0:a9:fea9:fe00:0",
+            "64:ff9b:1:abcd::7f00:1",
+            "fd00:c1::a9fe:a9fe",
+            "fd00:42::42",
         ] {
             let address = SocketAddr::new(inner.parse().unwrap(), 80);
             assert!(!none.permit_address(address), "{address}");
         }
-        for outer in
-            ["93.184.216.34", "10.0.0.1", "192.168.1.1", "100.64.0.1", "2001:db8::1", "fd00::1", "64:ff9b::808:808"]
-        {
+        for outer in [
+            "93.184.216.34",
+            "10.0.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "2001:db8::1",
+            "fd00::1",
+            "64:ff9b::808:808",
+            "64:ff9b:1:808:8:800::",
+            "fd00:c1::1",
+        ] {
             let address = SocketAddr::new(outer.parse().unwrap(), 80);
             assert!(none.permit_address(address), "{address}");
         }
