@@ -28,6 +28,7 @@ use crate::trace;
 
 mod files;
 mod introduction;
+mod open_files;
 mod preflight;
 mod reload;
 
@@ -153,7 +154,9 @@ struct Signals {
 impl App {
     /// Binds, opens and prepares everything that can fail, and starts the cores.
     fn start(loaded: &Loaded, metrics: Arc<Metrics>) -> Result<App, RunError> {
-        let config = loaded.config.clone();
+        let mut config = loaded.config.clone();
+        // What is shown and reloaded is the settings'; this is what the process goes by.
+        config.limits.connections = open_files::connections(open_files::raise(), &config.limits, config.threads);
         let tls = config.tls.as_ref().map(|files| server::Tls::load(files, metrics.listeners().clone())).transpose()?;
         let doors = config.listen.iter().map(|listen| Door::open(listen, tls.as_ref(), config.h2c));
         let doors = doors.collect::<Result<Vec<_>, _>>();

@@ -1,11 +1,14 @@
-//! The accept loop of the admin listener: bounded connections, a deadline for heads, and an orderly stop.
+//! The accept loop of the admin listener: bounded connections of which the oldest makes room, deadlines for heads and for
+//! answers that nobody takes, and an orderly stop.
 //!
-//! `axum::serve` has none of the three. Kept apart from [`crate::server`], which shares clients between cores and counts
+//! `axum::serve` has none of these. Kept apart from [`crate::server`], which shares clients between cores and counts
 //! them; a probe must be answered even when clients have used up what that one allows.
 
+use std::collections::VecDeque;
 use std::convert::Infallible;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use axum::Router;
@@ -16,15 +19,18 @@ use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::task::JoinSet;
+use tokio::task::{AbortHandle, JoinSet};
+use tokio_io_timeout::TimeoutStream;
 use tower::ServiceExt;
 
 use super::Peer;
 use crate::shutdown::Signal;
 
-/// Connections at a time; further ones wait in the backlog.
+/// Connections at a time. For a further one the oldest goes that is not being answered: a probe must come through, whoever
+/// holds connections and says nothing, or does not read.
 const CONNECTIONS: usize = 512;
+/// How long a client may leave its answer where it is.
+const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 /// Until a head must be complete, and how long a connection may be idle. Short, so that connections which say nothing
 /// cannot keep probes waiting for long.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(2);
@@ -39,15 +45,20 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 ///
 /// Dropping the future cuts every connection.
 pub async fn serve(listener: TcpListener, router: Router, stop: Signal) {
-    let permits = Arc::new(Semaphore::new(CONNECTIONS));
     let mut connections = JoinSet::new();
+    let mut open: VecDeque<Open> = VecDeque::new();
     loop {
         tokio::select! {
             biased;
             () = stop.given() => break,
-            Some(_) = connections.join_next() => {}
-            (socket, peer, permit) = accept(&listener, &permits) => {
-                connections.spawn(connection(socket, peer, permit, router.clone(), stop.clone()));
+            Some(_) = connections.join_next() => open.retain(|open| !open.task.is_finished()),
+            (socket, peer) = accept(&listener) => {
+                if connections.len() >= CONNECTIONS {
+                    make_room(&mut open);
+                }
+                let calls = Calls::default();
+                let task = connections.spawn(connection(socket, peer, calls.clone(), router.clone(), stop.clone()));
+                open.push_back(Open { task, calls });
             }
         }
     }
@@ -58,11 +69,28 @@ pub async fn serve(listener: TcpListener, router: Router, stop: Signal) {
     }
 }
 
-async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream, SocketAddr, OwnedSemaphorePermit) {
-    let permit = Arc::clone(permits).acquire_owned().await.expect("the semaphore is never closed");
+/// Calls that are being answered on a connection.
+type Calls = Arc<AtomicUsize>;
+
+/// A connection.
+struct Open {
+    task: AbortHandle,
+    calls: Calls,
+}
+
+/// Cuts the oldest connection that is not being answered. Few are at a time, and each for a bounded time.
+fn make_room(open: &mut VecDeque<Open>) {
+    if let Some(oldest) = open.iter().position(|open| open.calls.load(Ordering::Relaxed) == 0)
+        && let Some(Open { task, .. }) = open.remove(oldest)
+    {
+        task.abort();
+    }
+}
+
+async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
     loop {
         match listener.accept().await {
-            Ok((socket, peer)) => return (socket, peer, permit),
+            Ok(accepted) => return accepted,
             Err(error) => {
                 tracing::warn!(%error, "admin connection not accepted");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -71,18 +99,40 @@ async fn accept(listener: &TcpListener, permits: &Arc<Semaphore>) -> (TcpStream,
     }
 }
 
-async fn connection(socket: TcpStream, peer: SocketAddr, _permit: OwnedSemaphorePermit, router: Router, stop: Signal) {
+/// One call that is being answered.
+struct Call(Calls);
+
+impl Call {
+    fn begin(calls: &Calls) -> Call {
+        calls.fetch_add(1, Ordering::Relaxed);
+        Call(calls.clone())
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+async fn connection(socket: TcpStream, peer: SocketAddr, calls: Calls, router: Router, stop: Signal) {
     let service = service_fn(move |request: Request<Incoming>| {
         let mut request = request.map(Body::new);
         request.extensions_mut().insert(Peer(peer));
-        let router = router.clone();
-        async move { Ok::<_, Infallible>(router.oneshot(request).await.unwrap_or_else(|never| match never {})) }
+        let (router, call) = (router.clone(), Call::begin(&calls));
+        async move {
+            let answer = router.oneshot(request).await.unwrap_or_else(|never| match never {});
+            drop(call);
+            Ok::<_, Infallible>(answer)
+        }
     });
+    let mut socket = TimeoutStream::new(socket);
+    socket.set_write_timeout(Some(WRITE_TIMEOUT));
     let connection = http1::Builder::new()
         .timer(TokioTimer::new())
         .header_read_timeout(HEAD_TIMEOUT)
         .max_buf_size(HEAD_BYTES)
-        .serve_connection(TokioIo::new(socket), service);
+        .serve_connection(TokioIo::new(Box::pin(socket)), service);
     let mut connection = std::pin::pin!(connection);
     let ended = tokio::select! {
         ended = connection.as_mut() => ended,

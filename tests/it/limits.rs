@@ -1,6 +1,7 @@
 //! Limits refuse what would take a place, and nothing else: what is known already is answered however full it is.
 
-use crate::support::{Gate, Pending, Request, Store, World, eventually, reply};
+use crate::support::proxy::Proxy;
+use crate::support::{Connection, Gate, Pending, Request, Store, World, eventually, reply};
 
 /// Another request under this key.
 fn other(key: &str) -> Request {
@@ -55,4 +56,26 @@ async fn only_what_would_wait_is_refused_where_all_places_to_wait_are_taken() {
     owner.answer().await.assert_executed(201);
     waiter.answer().await.assert_replay(201);
     assert_eq!(world.executions(), 1);
+}
+
+#[tokio::test]
+async fn clients_take_no_file_that_the_upstream_and_the_store_need() {
+    let mut world = World::build(Store::redis()).alone().top("threads = 1").start().await;
+    let few = ["sh", "-c", "ulimit -n 200 && exec \"$0\" \"$@\""];
+    let proxy = Proxy::start_by(&few, world.config()).await;
+    world.proxies[0] = proxy;
+    world.proxy().ready().await;
+    world.proxy().logged("fewer files may be open than limits.connections and limits.in_flight need").await;
+    let mut idle = Vec::new();
+    for _ in 0..300 {
+        idle.extend(Connection::try_open(world.address()).await);
+    }
+    // Each needs a file for its client and one for the upstream.
+    let paid: Vec<_> = (0..40).map(|number| world.begin_pay(&format!("k-{number}"))).collect();
+    for pending in paid {
+        pending.answer().await.assert_executed(201);
+    }
+    assert_eq!(world.proxy().readyz().await, Some(200));
+    let log = world.proxy().log().join("\n");
+    assert!(!log.contains("Too many open files"), "{log}");
 }
