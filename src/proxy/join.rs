@@ -24,7 +24,8 @@ pub enum Joined {
     /// With a refusal of this request alone.
     Refused(Problem),
     /// The flight is over, and cannot answer for this request: it was another one, and no claim of this process proves
-    /// that the key was used for it. The request goes its own way, from the flights on.
+    /// that the key was used for it; or the key is free again, and its bytes were others. The request goes its own way, from
+    /// the flights on.
     ByItself,
     /// The flight is on, and cannot answer for this request: it may be another one, or it watches another process's
     /// attempt and the request will not wait. The store must be asked, without claiming.
@@ -64,6 +65,8 @@ impl Joiner {
         let (fate, original_status) = match (self, stage) {
             (Joiner::Equal, _) | (_, Stage::Claiming) => return None,
             (Joiner::Alike, Stage::Done(_)) if !was_granted => return Some(Joined::ByItself),
+            // It was refused by its bytes, say, as a forged delivery of a webhook is; those of this one are others.
+            (Joiner::Alike, Stage::Done(conclusion)) if conclusion.fate().is_none() => return Some(Joined::ByItself),
             (Joiner::Alike, _) => return None,
             (_, Stage::Elsewhere) => return Some(Joined::AskStore),
             (_, Stage::Granted) => (Fate::Running, None),

@@ -28,7 +28,7 @@ use super::route::Route;
 use crate::config::{OnDuplicate, OnUnknown};
 use crate::interim::Interim;
 use crate::metrics::RequestResult;
-use crate::record::{Imprint, Likeness, Reason};
+use crate::record::{Imprint, Reason};
 
 /// A keyed request, read whole.
 pub(super) struct Keyed<'a> {
@@ -58,7 +58,8 @@ impl Keyed<'_> {
                 Turn::Lead(lead) => return self.lead(lead).await,
                 Turn::Join(seat) => seat,
             };
-            if matches!(seat.imprint().compare(&self.imprint), Likeness::Same { .. }) {
+            // One that differs in anything may have to go its own way after all.
+            if *seat.imprint() == self.imprint {
                 self.let_go();
             }
             match Box::pin(self.join(seat)).await {

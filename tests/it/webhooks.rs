@@ -1,7 +1,7 @@
 //! Webhooks: senders deliver again until they see a 2xx, and must not see one early. And clients that make a new key
 //! for every attempt.
 
-use crate::support::{Answer, Gate, Request, Script, World, eventually, reply};
+use crate::support::{Answer, Gate, Request, Script, Store, World, eventually, reply};
 
 /// A delivery as a webhook sender makes it.
 fn delivery(id: &str) -> Request {
@@ -137,4 +137,24 @@ on_each_store! {
         assert_eq!(answer.retry(), "after-correction");
         assert_eq!(world.executions(), 0);
     }
+}
+
+#[tokio::test]
+async fn a_delivery_that_joined_a_refused_one_of_other_bytes_is_tried_itself() {
+    let world = World::with(Store::memory(), WEBHOOK).await;
+    let gate = Gate::new();
+    world.upstream.next(reply(401).body("forged").behind(&gate));
+    let forged = Request::new("POST", "/hook").field("webhook-id", "m1").json(r#"{"event":"forged"}"#);
+    let (first, again) = (forged.begin(world.address()), forged.begin(world.address()));
+    world.upstream.reached(1).await;
+    let genuine = delivery("m1").begin(world.address());
+    eventually("both to wait", async || (world.proxy().metric("onceproxy_waiting", &[]).await == 2.0).then_some(()))
+        .await;
+    gate.open();
+    for refused in [first.answer().await, again.answer().await] {
+        assert_eq!((refused.status, refused.text().as_str()), (401, "forged"), "{}", refused.shown());
+    }
+    genuine.answer().await.assert_executed(201);
+    assert_eq!(world.executions(), 2);
+    world.send(&delivery("m1")).await.assert_replay(201);
 }
