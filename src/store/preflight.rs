@@ -31,7 +31,10 @@ const CLOCK_TOLERANCE: Duration = Duration::from_secs(2);
 /// What the clocks' milliseconds cannot tell.
 const CLOCK_GRAIN: Duration = Duration::from_millis(5);
 const BETWEEN_LOOKS: Duration = Duration::from_millis(20);
-const AFTER_FAILURE: Duration = Duration::from_secs(2);
+/// How soon a store is tried again that could not be used, or refused something.
+const AFTER_FAILURE: Duration = Duration::from_millis(500);
+/// How long one that works is left alone, whatever it refuses.
+const BETWEEN_TRIES: Duration = Duration::from_secs(2);
 
 /// What the last probe of a store came to. Clones share it.
 #[derive(Clone, Debug, Default)]
@@ -61,6 +64,7 @@ impl Standing {
 /// Probes the store when it can first be reached, again when it was away, and when it refused an operation: it may be
 /// full, and still answer. Says in the log what it found.
 pub async fn watch(store: Arc<dyn Store>, standing: Standing) {
+    let mut told = None;
     loop {
         while store.ready().is_err() {
             sleep(BETWEEN_LOOKS).await;
@@ -70,17 +74,19 @@ pub async fn watch(store: Arc<dyn Store>, standing: Standing) {
         let refusals = store.refusals();
         match probed {
             Ok(report) => {
-                match report.broken() {
+                let broken = report.broken();
+                match &broken {
                     None => info!(found = %report, "the store was tried, and works"),
+                    Some(reason) if told.as_ref() == Some(reason) => {}
                     Some(reason) => warn!(reason, "the store was tried, and cannot be used"),
                 }
-                let verdict = report.broken().map_or(Ok(()), Err);
-                let failed = verdict.is_err();
-                standing.set(verdict);
-                sleep(AFTER_FAILURE).await;
-                if failed {
+                told.clone_from(&broken);
+                standing.set(broken.map_or(Ok(()), Err));
+                if told.is_some() {
+                    sleep(AFTER_FAILURE).await;
                     continue;
                 }
+                sleep(BETWEEN_TRIES).await;
             }
             // It went away in the middle; what it is worth is not known.
             Err(error) => {
@@ -90,7 +96,7 @@ pub async fn watch(store: Arc<dyn Store>, standing: Standing) {
             }
         }
         while store.ready().is_ok() && store.refusals() == refusals {
-            sleep(AFTER_FAILURE / 4).await;
+            sleep(AFTER_FAILURE).await;
         }
     }
 }
