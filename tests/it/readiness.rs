@@ -194,3 +194,19 @@ async fn a_new_password_of_a_role_is_taken_without_a_restart() {
     executes_again(&world).await;
     assert_eq!(world.send(&Request::new("GET", "/pay")).await.status, 201);
 }
+
+#[tokio::test]
+async fn new_certificates_to_trust_are_taken_without_a_restart() {
+    let world = World::build(Store::redis()).secured().alone().store("timeout = \"500ms\"").start().await;
+    world.pay("k-1").await.assert_executed(201);
+    let settings = std::fs::read_to_string(world.config()).unwrap();
+    let file = settings.split_once("ca_file = \"").unwrap().1.split_once('"').unwrap().0;
+    let trusted = std::fs::read(file).unwrap();
+    std::fs::copy(crate::support::tls::Authority::new().file(), file).unwrap();
+    world.redis().command(&["CLIENT", "KILL", "TYPE", "normal"]).await;
+    turns(&world, 503).await;
+    std::fs::write(file, trusted).unwrap();
+    turns(&world, 200).await;
+    world.pay("k-1").await.assert_replay(201);
+    executes_again(&world).await;
+}
