@@ -7,8 +7,7 @@ use std::sync::Weak;
 
 use http::{HeaderMap, StatusCode};
 
-/// Where interim answers to one request go. Found among the extensions of requests whose client can be told. Clones are the
-/// same.
+/// Where interim answers to one request go. Clones are the same.
 #[derive(Clone)]
 pub struct Interim {
     client: Weak<dyn Client>,

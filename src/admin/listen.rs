@@ -53,7 +53,7 @@ pub async fn serve(listener: TcpListener, router: Router, stop: Signal) {
             () = stop.given() => break,
             Some(_) = connections.join_next() => open.retain(|open| !open.task.is_finished()),
             (socket, peer) = accept(&listener) => {
-                if connections.len() >= CONNECTIONS {
+                if open.len() >= CONNECTIONS {
                     make_room(&mut open);
                 }
                 let calls = Calls::default();

@@ -238,8 +238,8 @@ impl Reloader {
     /// Takes the changed files of the store now, and not with the next connection.
     async fn renew_store(&self) {
         let of_store = self.of_store.clone();
-        if let Ok(false) = tokio::task::spawn_blocking(move || of_store.renew()).await {
-            tracing::info!("the store's certificates and passwords are as they were");
+        if let Err(error) = tokio::task::spawn_blocking(move || of_store.renew()).await {
+            tracing::error!(%error, "reading the store's certificates and passwords failed");
         }
     }
 

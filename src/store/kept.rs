@@ -26,16 +26,19 @@ const PATIENCE: Duration = Duration::from_millis(500);
 pub struct Renewals(Arc<Mutex<Vec<Arc<dyn Renew>>>>);
 
 impl Renewals {
-    /// Looks at the files now, takes what changed, and says so in the log. Says whether something was taken. May block.
-    pub fn renew(&self) -> bool {
+    /// Looks at the files now, takes what changed, and says so in the log, also of what cannot be taken. May block.
+    pub fn renew(&self) {
         let all = self.0.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Not `any`: each is to be looked at.
-        all.iter().filter(|files| files.renew()).count() > 0
+        if all.iter().filter(|files| files.renew(true)).count() == 0 {
+            tracing::info!("the store's certificates and passwords are as they were");
+        }
     }
 }
 
 trait Renew: Send + Sync {
-    fn renew(&self) -> bool;
+    /// Says whether there was something new. What cannot be taken is told once a minute, but to whoever asks for it.
+    fn renew(&self, is_asked: bool) -> bool;
 }
 
 /// A value that is made from files.
@@ -72,14 +75,14 @@ impl<T: Send + Sync + 'static> Kept<T> {
     pub(super) async fn fresh(self: &Arc<Self>) -> Arc<T> {
         if !self.files.is_empty() {
             let this = Arc::clone(self);
-            let _ = timeout(PATIENCE, tokio::task::spawn_blocking(move || this.renew())).await;
+            let _ = timeout(PATIENCE, tokio::task::spawn_blocking(move || this.renew(false))).await;
         }
         self.current.load_full()
     }
 }
 
 impl<T: Send + Sync + 'static> Renew for Kept<T> {
-    fn renew(&self) -> bool {
+    fn renew(&self, is_asked: bool) -> bool {
         let now = contents(&self.files);
         let mut taken = self.taken.lock().unwrap_or_else(PoisonError::into_inner);
         if *taken == now {
@@ -92,15 +95,14 @@ impl<T: Send + Sync + 'static> Renew for Kept<T> {
                 let files: Vec<_> = changed.map(|(file, _)| file.display().to_string()).collect();
                 tracing::info!(section = self.section, files = files.join(" "), "took new files of the store");
                 *taken = now;
-                true
             }
             Err(error) => {
-                if self.told.count(()).is_some() {
+                if self.told.count(()).is_some() || is_asked {
                     tracing::error!(error = %Chain(&error), "cannot take new files of the store, keeping the old ones");
                 }
-                false
             }
         }
+        true
     }
 }
 

@@ -148,18 +148,7 @@ impl PostgresStore {
 
     async fn claim(&self, claim: &Claim) -> Result<ClaimReply, StoreError> {
         let limits = self.limits();
-        let reply = self.claim_within(claim, &limits).await?;
-        if limits.may_have_run() && !matches!(reply, ClaimReply::Granted { .. }) {
-            // The first statement may still run, when whoever holds the key now has let go of it, and would grant it to
-            // nobody.
-            let buried = Box::pin(self.release(claim)).await;
-            buried.map_err(|error| StoreError { may_have_run: true, ..error })?;
-        }
-        Ok(reply)
-    }
-
-    async fn claim_within(&self, claim: &Claim, limits: &Limits) -> Result<ClaimReply, StoreError> {
-        health::admit_claim(&self.shared, &self.claims, limits).await?;
+        health::admit_claim(&self.shared, &self.claims, &limits).await?;
         let (hash, route, revision) = (Sixteen::of(&claim.id), claim.id.route(), fresh_revision());
         let (token, print) = (Sixteen::token(&claim.token), claim.imprint.fingerprint.to_bytes());
         let (print, details) = (&print[..], row::block_of(claim.imprint.details.as_deref()));
@@ -177,14 +166,14 @@ impl PostgresStore {
             (&keep, Type::INT8),
             (&details, Type::BYTEA),
         ];
-        let found = Found::read(&self.ask(&self.claims, &self.shared.statements.claim, &params, limits).await?)?;
+        let found = Found::read(&self.ask(&self.claims, &self.shared.statements.claim, &params, &limits).await?)?;
         if found.done {
             return Ok(ClaimReply::Granted { attempts: 1, taken_over: None });
         }
         // Without a row the two crossed: it came after this statement began, or went before it ended.
         let found = found.row.is_some().then_some(found);
         let rule = |slot: &mut Slot, now| record::claim(slot, claim, now);
-        Box::pin(self.apply(&claim.id, Some(claim.token), found, limits, rule)).await
+        Box::pin(self.apply(&claim.id, Some(claim.token), found, &limits, rule)).await
     }
 
     async fn renew(&self, claim: &Claim) -> Result<RenewReply, StoreError> {

@@ -40,11 +40,6 @@ impl Limits {
         Limits { patient: false, ..self }
     }
 
-    /// Whether a statement that got no answer may have run, or may still.
-    pub(super) fn may_have_run(&self) -> bool {
-        self.may_have_run.load(Ordering::Relaxed)
-    }
-
     fn deadline(&self) -> Instant {
         self.start + self.timeout
     }
@@ -93,7 +88,7 @@ pub(super) async fn ask(
         if left <= pause || is_hopeless {
             // A last try that the deadline cut short says less than the one before it.
             let telling = earlier.filter(|_| matches!(failure, Failure::TimedOut)).unwrap_or(failure);
-            return Err(telling.into_error(limits.may_have_run(), link));
+            return Err(telling.into_error(limits.may_have_run.load(Ordering::Relaxed), link));
         }
         // What was lost on the way is asked again at once, on a new connection; a server that is not up is given time.
         if !was_sent || matches!(failure, Failure::Busy(_)) || earlier.is_some() {
